@@ -8,8 +8,8 @@
 -- ARGV[2]  epoch
 -- ARGV[3]  the agent
 -- then, for each rate:
--- ARGV     rate_micro of the safe share
--- ARGV     burst of the safe share
+-- ARGV     rate_micro of the base share
+-- ARGV     burst of the base share
 -- ARGV     this agent's demand, in micro-units a second
 -- ARGV     1 if other regions want more than they have, else 0
 -- Returns  {'fenced'} | {'reported', mono, for each rate: number of the share in force (0: none), its rate_micro, the

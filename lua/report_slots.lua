@@ -10,7 +10,7 @@
 -- then, for each quota:
 -- ARGV     limit
 -- ARGV     slot_ttl, ms
--- ARGV     safe share
+-- ARGV     base share
 -- ARGV     units that this agent could not get lately
 -- Returns  {'fenced'} | {'reported', mono, for each quota: number of the share (0: none), the units that may be in use
 --          (the share, or what is in use if that is more), the units wanted, ms for which forgotten slots may still be

@@ -7,8 +7,8 @@
 -- ARGV[2]  epoch
 -- ARGV[3]  mono when the shares were requested
 -- then, for each rate:
--- ARGV     rate_micro of the safe share
--- ARGV     burst of the safe share
+-- ARGV     rate_micro of the base share
+-- ARGV     burst of the base share
 -- ARGV     the share's number
 -- ARGV     rate_micro
 -- ARGV     after_micro

@@ -245,7 +245,7 @@ class RateShare(ServiceMessage, frozen=True):
     quota: QuotaKey
     number: Units  # a store takes only a higher one than it has
     rate_micro: MicroUnitsPerSecond
-    after_micro: MicroUnitsPerSecond  # when the share has expired; some time after that, the safe share again
+    after_micro: MicroUnitsPerSecond  # when the share has expired; some time after that, the base share again
     expires_in_ms: Milliseconds
     refresh_in_ms: Milliseconds
     contended: bool  # others want more than they have: what is not used is to be given up
@@ -259,7 +259,7 @@ class SlotShare(ServiceMessage, frozen=True):
     quota: QuotaKey
     number: Units  # a store takes only a higher one than it has
     units: Units
-    after_units: Units  # when the share has expired; some time after that, the safe share again
+    after_units: Units  # when the share has expired; some time after that, the base share again
     expires_in_ms: Milliseconds
     refresh_in_ms: Milliseconds
     slot_ttl_ms: Milliseconds  # for so long a slot is taken by this share at most

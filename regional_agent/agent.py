@@ -1,4 +1,4 @@
-"""One agent, put together: its parts and the loops that run by themselves."""
+"""The composition of one agent: its parts, and the loops that it runs."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -59,7 +59,7 @@ class Region:
         self._policies = Feed(
             "policies",
             PolicyBundle,
-            ask=self._coordinator.policies,
+            poll=self._coordinator.policies,
             put_in_force=self._put_policies_in_force,
             edges_ms=edges_ms,
             clock=clock,
@@ -68,18 +68,18 @@ class Region:
         self._blocks = Feed(
             "blocks",
             BlockList,
-            ask=self._coordinator.blocks,
+            poll=self._coordinator.blocks,
             put_in_force=self._put_blocks_in_force,
-            edges_ms=lambda _: (),  # each ends by the clock when it is looked at
+            edges_ms=lambda _: (),  # each block is compared with the clock when it is used
             clock=clock,
             state_dir=settings.state_dir,
         )
         self.health = HealthWatch(self, clock)
         for cell in self.cells:
-            cell.exchange.settlement.on_versions = self._hear_of
+            cell.exchange.settlement.on_versions = self._on_versions
 
     def _connections(self) -> tuple[StoreConnection | Cluster, Sequence[tuple[int | None, Store]]]:
-        """What keeps them, and each cell's."""
+        """Return what keeps the connections, and the store of each cell."""
         url = self.settings.store_url.get_secret_value()
         timeout_ms = self.settings.store_timeout_ms
         if not url.startswith(SCHEME):
@@ -108,7 +108,7 @@ class Region:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """From the first connection to the last words."""
+        """Run the agent, from the first connection to the last exchange."""
         self.store.keep()
         parts: list[Part] = [self._signals, self._policies, self._blocks, self.health]
         for cell in self.cells:
@@ -150,9 +150,9 @@ class Region:
         for cell in self.cells:
             cell.admission.blocks = blocks
 
-    def _hear_of(self, versions: Versions) -> None:
-        self._policies.heard_of(versions.policies)
-        self._blocks.heard_of(versions.blocks)
+    def _on_versions(self, versions: Versions) -> None:
+        self._policies.on_version(versions.policies)
+        self._blocks.on_version(versions.blocks)
 
     @property
     def has_epochs(self) -> bool:
@@ -162,7 +162,7 @@ class Region:
         return max(0, self._clock.monotonic_ms() - min(cell.exchange_loop.reported_at_ms for cell in self.cells))
 
     def breaker(self) -> BreakerState:
-        """Open as soon as one cell is left alone."""
+        """Return the worst state of all cells."""
         return max((cell.breaker.state for cell in self.cells), key=_WORST.index)
 
     def hottest(self, most: int) -> list[HotKey]:
@@ -170,7 +170,7 @@ class Region:
         return nlargest(most, found, key=attrgetter("demand_milli"))
 
     def measure(self) -> None:
-        """Set the gauges that are looked up rather than counted."""
+        """Set the gauges, which are read when metrics are scraped."""
         managers, policies = [cell.epochs for cell in self.cells], self.admission.policies
         self.metrics.epochs.current.set(max((each.current.epoch for each in managers if each.current), default=0))
         self.metrics.epochs.refused(next((each.refused for each in managers if each.refused), ""))
@@ -192,7 +192,7 @@ _WORST = (BreakerState.CLOSED, BreakerState.HALF_OPEN, BreakerState.OPEN)
 
 
 def _journal(settings: AgentSettings, cell: int | None, clock: Clock, metrics: Metrics) -> Journal:
-    """A Cluster's cells have one each: each is booked when its own cell decides again."""
+    """Return the outage journal of a cell. Each is booked when its own cell decides again."""
     path = journal_of(settings)
     if path is not None and cell is not None:
         path /= f"cell-{cell}"
@@ -203,14 +203,14 @@ def _journal(settings: AgentSettings, cell: int | None, clock: Clock, metrics: M
 
 class Part(Protocol):
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Run until cancelled."""
 
 
 async def _forever(part: Part) -> None:
-    """An error that nobody foresaw is loud, and does not leave the agent half deaf: the loop begins again."""
+    """Run a loop, and start it again after an unexpected error."""
     while True:
         try:
             await part.run()
         except Exception:
-            log.exception("a loop of the agent failed", loop=type(part).__name__)
+            log.exception("agent loop failed", loop=type(part).__name__)
         await asyncio.sleep(RETRY_S)

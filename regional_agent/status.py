@@ -10,7 +10,7 @@ from protocol.limits.rates import Rate
 from protocol.units import Units
 from regional_agent.agent import Region
 from regional_agent.cluster.cell import Cell
-from regional_agent.shared_limits.share_loop import SLOT_MICRO
+from regional_agent.shared_limits.shared_limit import SLOT_MICRO
 from regional_agent.store.connection import StoreError, StoreUnavailable
 from regional_agent.store.types import SlotCharge, StoreIncarnation
 from web.health import Health, HealthReason, HealthStatus
@@ -38,12 +38,12 @@ class LeaseStatus(Struct, frozen=True, kw_only=True):
 
 
 class ShareStatus(Struct, frozen=True, kw_only=True):
-    """A rate that is divided by demand, as far as this agent speaks of it: its share, in millionths a second."""
+    """The region's share of a rate that this agent reports, in millionths of a unit per second."""
 
     quota: str
-    safe_micro: Units  # this region's part by weight
-    rate_micro: Units  # what it was given last
-    demand_micro: Units  # here, at this agent
+    base_share_micro: Units  # while the region is cut off
+    share_micro: Units  # granted last
+    demand_micro: Units  # of this agent
     expires_in_ms: Units
     contended: bool
     bound_milli: Units  # thousandths of a unit beyond limit and burst, in all regions together: in the worst case
@@ -51,12 +51,12 @@ class ShareStatus(Struct, frozen=True, kw_only=True):
 
 
 class SlotShareStatus(Struct, frozen=True, kw_only=True):
-    """Slots that are divided by demand, as far as this agent speaks of them: how many this region may have in use."""
+    """The region's share of slots that this agent reports: how many may be in use."""
 
     quota: str
-    safe: Units  # this region's part by weight
-    units: Units  # what it was given last
-    wanted: Units  # in use or waited for, in the region
+    base_share: Units  # while the region is cut off
+    share: Units  # granted last
+    demand: Units  # in use or waited for, in the region
     expires_in_ms: Units
     contended: bool
 
@@ -214,17 +214,17 @@ def _shares(cell: Cell) -> list[ShareStatus]:
     now_ms = cell.share_loop.now_ms()
     return [
         ShareStatus(
-            quota=key.quota,
-            safe_micro=key.safe_micro,
-            rate_micro=key.rate_micro,
-            demand_micro=key.demand_micro(now_ms),
-            expires_in_ms=max(0, key.expires_ms - now_ms),
-            contended=key.is_contended,
-            bound_milli=key.bound_milli,
-            overshoot_milli=key.overshoot_milli,
+            quota=limit.quota,
+            base_share_micro=limit.base_share_micro,
+            share_micro=limit.share.micro,
+            demand_micro=limit.demand_micro(now_ms),
+            expires_in_ms=max(0, limit.share.expires_ms - now_ms),
+            contended=limit.share.is_contended,
+            bound_milli=limit.share.bound_milli,
+            overshoot_milli=limit.share.overshoot_milli,
         )
-        for key in cell.share_loop.spoken_of()
-        if isinstance(key.shared, Rate)
+        for limit in cell.share_loop.reported_limits()
+        if isinstance(limit.terms, Rate)
     ]
 
 
@@ -232,15 +232,15 @@ def _slot_shares(cell: Cell) -> list[SlotShareStatus]:
     now_ms = cell.share_loop.now_ms()
     return [
         SlotShareStatus(
-            quota=key.quota,
-            safe=key.shared.safe,
-            units=key.rate_micro // SLOT_MICRO,
-            wanted=key.told_micro // SLOT_MICRO,
-            expires_in_ms=max(0, key.expires_ms - now_ms),
-            contended=key.is_contended,
+            quota=limit.quota,
+            base_share=limit.base_share_micro // SLOT_MICRO,
+            share=limit.share.micro // SLOT_MICRO,
+            demand=limit.report.demand_micro // SLOT_MICRO,
+            expires_in_ms=max(0, limit.share.expires_ms - now_ms),
+            contended=limit.share.is_contended,
         )
-        for key in cell.share_loop.spoken_of()
-        if isinstance(key.shared, SlotCharge)
+        for limit in cell.share_loop.reported_limits()
+        if isinstance(limit.terms, SlotCharge)
     ]
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from benchmarks.allocation.network import Network
 from benchmarks.allocation.score import jain
+from benchmarks.allocation.shares import StoredShare, kept_micro, share_of_grant
 from benchmarks.allocation.traces import (
     TICK_MS,
     Shape,
@@ -26,17 +27,14 @@ from benchmarks.frame import Case, Figure, figure
 from coordinator.shared_limits.rules import Grant, Member, Report, Shared, fair_shares, share_out, terms_of
 from protocol.limits.rates import Sharing
 from regional_agent.shared_limits.rules import (
-    LOOK_EVERY_MS,
+    CHECK_FALL_MS,
     URGENT_AFTER_MS,
     RateDemand,
-    Share,
-    cannot_wait,
     has_fallen,
-    is_to_confirm,
-    kept_micro,
-    needs_no_message,
-    share_of_grant,
-    wanted_micro,
+    is_urgent,
+    needs_confirmation,
+    needs_no_report,
+    requested_micro,
 )
 
 LIMIT = 3_333  # units a second: two thirds of what is asked for
@@ -168,7 +166,7 @@ class Key:
 
     region: str
     demand: RateDemand = field(default_factory=lambda: RateDemand(0))
-    share: Share = field(default_factory=Share)
+    share: StoredShare = field(default_factory=StoredShare)
     is_contended: bool = False
     due_ms: int | None = None
     told_ms: int = 0
@@ -192,7 +190,7 @@ class Ours:
         return self._in_force_micro(self._keys[region]) / MICRO
 
     def _in_force_micro(self, key: Key) -> int:
-        return key.share.in_force_micro(self.network.now_ms * 1000, self._terms.safe_micro(key.region))
+        return key.share.in_force_micro(self.network.now_ms * 1000, self._terms.base_share_micro(key.region))
 
     def spent(self, region: int, units: int) -> None:
         self._keys[region].spent += units
@@ -200,12 +198,12 @@ class Ours:
     def asked(self, region: int, units: int, bucket: Bucket) -> None:
         key, now_ms = self._keys[region], self.network.now_ms
         key.demand.note(units, now_ms, 1)
-        wanted, safe = key.demand.per_second_micro(now_ms), self._terms.safe_micro(key.region)
-        if key.due_ms is None and not needs_no_message(wanted, safe):
+        wanted, safe = key.demand.per_second_micro(now_ms), self._terms.base_share_micro(key.region)
+        if key.due_ms is None and not needs_no_report(wanted, safe):
             key.due_ms = now_ms
         rate = max(self._in_force_micro(key), key.told_micro)
         available = int(bucket.tokens * PARTS)
-        if now_ms >= key.told_ms + URGENT_AFTER_MS and cannot_wait(available, int(bucket.burst), wanted, rate):
+        if now_ms >= key.told_ms + URGENT_AFTER_MS and is_urgent(available, int(bucket.burst), wanted, rate):
             key.due_ms = now_ms
 
     def turn(self, buckets: Sequence[Bucket]) -> None:
@@ -218,19 +216,19 @@ class Ours:
         now_ms = self.network.now_ms
         if not key.is_contended or now_ms < key.look_ms:
             return
-        key.look_ms = now_ms + LOOK_EVERY_MS
+        key.look_ms = now_ms + CHECK_FALL_MS
         if has_fallen(self._wanted(key, bucket), key.told_micro, self._in_force_micro(key)):
             key.due_ms = now_ms
 
     def _wanted(self, key: Key, bucket: Bucket) -> int:
         demand = key.demand.per_second_micro(self.network.now_ms)
-        return wanted_micro(demand, int(bucket.tokens * PARTS), int(bucket.burst), key.is_contended)
+        return requested_micro(demand, int(bucket.tokens * PARTS), int(bucket.burst), key.is_contended)
 
     def _speak(self, number: int, key: Key, bucket: Bucket) -> None:
         now_ms = self.network.now_ms
         wanted = self._wanted(key, bucket)
         key.due_ms, key.told_ms, key.told_micro = now_ms + UNSAID_MS, now_ms, wanted
-        key.look_ms = now_ms + LOOK_EVERY_MS
+        key.look_ms = now_ms + CHECK_FALL_MS
         rate = kept_micro(wanted, key.share.rate_micro, key.is_contended)
         key.share = key.share.lowered(rate)
         name = key.share.number_at(now_ms * 1000)
@@ -253,11 +251,11 @@ class Ours:
     def _hear(self, key: Key, grant: Grant, sent_ms: int) -> None:
         mono_us, had_micro = self.network.now_ms * 1000, self._in_force_micro(key)
         given = share_of_grant(grant.number, grant.rate_micro, grant.after_micro, grant.expires_in_ms, sent_ms * 1000)
-        key.share = key.share.heard(given, sent_ms * 1000, mono_us)
+        key.share = key.share.replaced_by(given, sent_ms * 1000, mono_us)
         key.is_contended = grant.is_contended
-        is_quiet = not grant.is_contended and needs_no_message(key.told_micro, self._terms.safe_micro(key.region))
+        is_quiet = not grant.is_contended and needs_no_report(key.told_micro, self._terms.base_share_micro(key.region))
         key.due_ms = None if is_quiet else sent_ms + grant.refresh_in_ms
-        if is_to_confirm(had_micro, grant.rate_micro, grant.is_contended):
+        if needs_confirmation(had_micro, grant.rate_micro, grant.is_contended):
             key.due_ms = sent_ms + URGENT_AFTER_MS
 
 

@@ -21,7 +21,7 @@ class RegionRate(Struct, frozen=True, kw_only=True):
 
     region: str
     most_micro: int  # what it may be using, at most: of what it was given, not all may have been heard
-    safe_micro: int  # its part by weight, which it has when it is cut off for long
+    base_share_micro: int  # while the region is cut off
     demand_micro: int | None  # None: it has said nothing yet
     last_seen_at: datetime | None
 
@@ -38,7 +38,7 @@ class SharedRate(Struct, frozen=True, kw_only=True):
 class RegionSlots(Struct, frozen=True, kw_only=True):
     region: str
     most: int  # that may be in use there, at most: what was taken by a share that is over by now is as well
-    safe: int  # its part by weight, which it has when it is cut off for long
+    base_share: int  # while the region is cut off
     wanted: int | None  # in use or waited for; None: it has said nothing yet
     last_seen_at: datetime | None
 
@@ -112,11 +112,11 @@ def _rate(quota: str, shared: Shared, terms: Terms, question: ShareQuestion, now
 
 
 def _region_rate(region: str, holding: Holding, terms: Terms, now_ms: int) -> RegionRate:
-    safe_micro = terms.safe_micro(region)
+    base_share_micro = terms.base_share_micro(region)
     return RegionRate(
         region=region,
-        most_micro=holding.most_within(now_ms, now_ms, safe_micro),
-        safe_micro=safe_micro,
+        most_micro=holding.most_within(now_ms, now_ms, base_share_micro),
+        base_share_micro=base_share_micro,
         demand_micro=holding.demand_micro,
         last_seen_at=_heard_at(holding),
     )
@@ -132,11 +132,11 @@ def _slots(quota: str, shared: Shared, terms: Terms, question: ShareQuestion, no
 
 
 def _region_slots(region: str, holding: Holding, terms: Terms, now_ms: int) -> RegionSlots:
-    safe_micro, demand_micro = terms.safe_micro(region), holding.demand_micro
+    base_share_micro, demand_micro = terms.base_share_micro(region), holding.demand_micro
     return RegionSlots(
         region=region,
-        most=holding.most_within(now_ms, now_ms, safe_micro) // SLOT_MICRO,
-        safe=safe_micro // SLOT_MICRO,
+        most=holding.most_within(now_ms, now_ms, base_share_micro) // SLOT_MICRO,
+        base_share=base_share_micro // SLOT_MICRO,
         wanted=None if demand_micro is None else demand_micro // SLOT_MICRO,
         last_seen_at=_heard_at(holding),
     )

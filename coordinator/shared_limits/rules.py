@@ -6,8 +6,8 @@ lost, late or heard twice. Therefore a region's *holding* is not what it was tol
 force there, of each share that it was given and has not shown to be superseded:
 
     its rate                        until `until_ms`
-    what it falls back to           until `kept_until_ms`: never above its safe share, nor above what is surely its own
-    its safe share                  from then on: limit * weight / all weights. Who is cut off for long has it again
+    what it falls back to           until `kept_until_ms`: never above its base share, nor above what is surely its own
+    its base share                  from then on: limit * weight / all weights. Who is cut off for long has it again
 
 Grants are numbered; a store takes only a higher number than the one that it has, and a report names it. So a report
 confirms the grant that it names, and what was told before is over.
@@ -24,7 +24,7 @@ one thing more: what was taken by a share *lasts* for `slot_ttl` after the share
 the share or what is in use if that is more; and holdings last, and nothing is given anew, so much longer. Of a store
 that lost its data, what it had stays reserved until all of it has run out.
 
-What a region reports is believed as far as it can be true: no more in force than it was ever given, or its safe share;
+What a region reports is believed as far as it can be true: no more in force than it was ever given, or its base share;
 no number that lies far ahead of the clock. So a report that is wrong takes nothing from the other regions. Where
 nothing is remembered yet, more may be in force than is believed: then nobody is given more than it has, until that has
 run out. All that is remembered fits into 64 bits.
@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, field
 
-from protocol.limits.rates import MAX_RATE_MICRO, Sharing, safe_slots, share_of
+from protocol.limits.rates import MAX_RATE_MICRO, Sharing, base_slots, share_of
 
 PARTS = 1_000_000_000  # of a unit: what a millionth of a unit a second brings in a millisecond
 REFRESH_MS = 5_000
@@ -135,7 +135,7 @@ class Terms(NamedTuple):
     limit_micro: int
     sharing: Sharing
     members: Mapping[str, Member]
-    safe_shares: Mapping[str, int]
+    base_shares: Mapping[str, int]
     lasting_ms: int = 0  # so long after a share is over, what was taken by it may be in use; only of slots
     bursts: Mapping[str, int] = {}  # units that each store's bucket holds; only of rates
 
@@ -148,9 +148,9 @@ class Terms(NamedTuple):
         """After a decision, that something may be in use by it."""
         return LONGEST_MS + self.lasting_ms
 
-    def safe_micro(self, region: str) -> int:
+    def base_share_micro(self, region: str) -> int:
         """What is reserved for it; a region that takes no part has nothing."""
-        return self.safe_shares.get(region, 0)
+        return self.base_shares.get(region, 0)
 
     @property
     def worst(self) -> int:
@@ -165,12 +165,12 @@ def terms_of(
     weights: Mapping[str, int] | None = None,
     burst: int = 0,
 ) -> Terms:
-    """`weights`: by which stores know their safe shares, where people weigh the members otherwise."""
+    """`weights`: by which stores know their base shares, where people weigh the members otherwise."""
     weights = weights or {region: member.weight for region, member in members.items()}
     total = max(1, sum(weights.values()))
-    safe_shares = {region: limit_micro * weight // total for region, weight in weights.items()}
+    base_shares = {region: limit_micro * weight // total for region, weight in weights.items()}
     bursts = {region: share_of(burst, weight, total) for region, weight in weights.items()}
-    return Terms(limit_micro, sharing, members, safe_shares, bursts=bursts)
+    return Terms(limit_micro, sharing, members, base_shares, bursts=bursts)
 
 
 def terms_of_slots(
@@ -178,8 +178,8 @@ def terms_of_slots(
 ) -> Terms:
     weights = weights or {region: member.weight for region, member in members.items()}
     total = max(1, sum(weights.values()))
-    safe_shares = {region: safe_slots(limit, weight, total) * SLOT_MICRO for region, weight in weights.items()}
-    return Terms(limit * SLOT_MICRO, Sharing.STRICT, members, safe_shares, slot_ttl_ms)
+    base_shares = {region: base_slots(limit, weight, total) * SLOT_MICRO for region, weight in weights.items()}
+    return Terms(limit * SLOT_MICRO, Sharing.STRICT, members, base_shares, slot_ttl_ms)
 
 
 class Report(NamedTuple):
@@ -204,7 +204,7 @@ class Grant(NamedTuple):
 
 
 class Given(Struct, array_like=True):
-    """A share as a region may have it. Without a number: none, which is the safe share."""
+    """A share as a region may have it. Without a number: none, which is the base share."""
 
     number: int = 0
     rate_micro: int = 0
@@ -212,9 +212,9 @@ class Given(Struct, array_like=True):
     until_ms: int = 0
     kept_until_ms: int = 0
 
-    def most_within(self, from_ms: int, to_ms: int, safe_micro: int) -> int:
+    def most_within(self, from_ms: int, to_ms: int, base_share_micro: int) -> int:
         most = self.rate_micro if from_ms < self.until_ms else self.after_micro
-        return max(most, safe_micro) if to_ms >= self.kept_until_ms else most
+        return max(most, base_share_micro) if to_ms >= self.kept_until_ms else most
 
 
 class Holding(Struct, array_like=True):
@@ -231,17 +231,17 @@ class Holding(Struct, array_like=True):
     lost_until_ms: int = 0
     missing: int = 0  # in its bucket: so much of what it did not use may be used yet, and was not lost
 
-    def most_within(self, from_ms: int, to_ms: int, safe_micro: int) -> int:
+    def most_within(self, from_ms: int, to_ms: int, base_share_micro: int) -> int:
         """While what was lost may be in use, it is held beside what the store has given out since."""
         if from_ms >= self.lost_until_ms:
-            return self.given_within(from_ms, to_ms, safe_micro)
-        lost_micro = self.lost_micro + self.given_within(from_ms, min(to_ms, self.lost_until_ms - 1), safe_micro)
+            return self.given_within(from_ms, to_ms, base_share_micro)
+        lost_micro = self.lost_micro + self.given_within(from_ms, min(to_ms, self.lost_until_ms - 1), base_share_micro)
         if to_ms < self.lost_until_ms:
             return lost_micro
-        return max(lost_micro, self.given_within(self.lost_until_ms, to_ms, safe_micro))
+        return max(lost_micro, self.given_within(self.lost_until_ms, to_ms, base_share_micro))
 
-    def given_within(self, from_ms: int, to_ms: int, safe_micro: int) -> int:
-        return max(each.most_within(from_ms, to_ms, safe_micro) for each in self.perhaps)
+    def given_within(self, from_ms: int, to_ms: int, base_share_micro: int) -> int:
+        return max(each.most_within(from_ms, to_ms, base_share_micro) for each in self.perhaps)
 
 
 class Shared(Struct, array_like=True):
@@ -304,7 +304,8 @@ def _to_ask(
 def held_micro(shared: Shared, terms: Terms, from_ms: int, to_ms: int) -> int:
     """The most that all regions together may be using at a moment from then to then."""
     return sum(
-        holding.most_within(from_ms, to_ms, terms.safe_micro(region)) for region, holding in shared.holdings.items()
+        holding.most_within(from_ms, to_ms, terms.base_share_micro(region))
+        for region, holding in shared.holdings.items()
     )
 
 
@@ -322,7 +323,7 @@ def count(shared: Shared, terms: Terms, now_ms: int) -> None:
         shared.debt = min(MOST_REMEMBERED, max(0, shared.debt + excess))
         shared.balance = min(MOST_REMEMBERED, max(-(terms.worst // CARRIED), shared.balance + excess))
         for region, holding in shared.holdings.items() if excess > 0 else ():
-            has_micro = holding.most_within(begin_ms, begin_ms, terms.safe_micro(region))
+            has_micro = holding.most_within(begin_ms, begin_ms, terms.base_share_micro(region))
             holding.counted = min(MOST_REMEMBERED, holding.counted + has_micro * (end_ms - begin_ms))
     shared.at_ms = now_ms
 
@@ -357,7 +358,7 @@ def _milli(parts: int) -> int:
 def plausible(shared: Shared, report: Report, terms: Terms, now_ms: int) -> Report:
     """Bound a report by what can be true of a region that was given what is remembered here."""
     holding = shared.holdings.setdefault(report.region, Holding())
-    has_micro = holding.given_within(now_ms, now_ms, terms.safe_micro(report.region))
+    has_micro = holding.given_within(now_ms, now_ms, terms.base_share_micro(report.region))
     most_micro = max(has_micro, *(each.rate_micro for each in holding.perhaps))
     is_forgotten = now_ms < shared.since_ms + terms.longest_ms  # so that it may have more than is remembered
     if terms.is_slots and _is_lost(holding, report, now_ms):
@@ -402,11 +403,11 @@ def hear(shared: Shared, report: Report, terms: Terms, now_ms: int) -> None:
 
 
 def _begin_epoch(holding: Holding, report: Report, terms: Terms, now_ms: int) -> None:
-    """A store that lost its data has no share, and not its safe one either before all that it had has run out."""
+    """A store that lost its data has no share, and not its base share either before all that it had has run out."""
     holding.epoch = report.epoch
     is_lost_already = now_ms < holding.lost_until_ms and holding.perhaps[-1].number == 0  # nothing was given since
     if report.lost_ms and not is_lost_already:
-        has_micro = holding.most_within(now_ms, now_ms, terms.safe_micro(report.region))
+        has_micro = holding.most_within(now_ms, now_ms, terms.base_share_micro(report.region))
         holding.lost_micro = min(terms.limit_micro, has_micro)
         holding.lost_until_ms = now_ms + report.lost_ms + MARGIN_MS
         holding.perhaps = [Given(kept_until_ms=holding.lost_until_ms)]
@@ -469,28 +470,28 @@ def whole_slots(limit_micro: int, shares: Sequence[int], turn: int) -> list[int]
 
 
 def _demand(shared: Shared, region: str, terms: Terms, now_ms: int) -> int:
-    """Who has said nothing yet uses less than half of its safe share; who says nothing any more may use all of it."""
-    holding, safe_micro = shared.holdings[region], terms.safe_micro(region)
+    """Who has said nothing yet uses less than half of its base share; who says nothing any more may use all of it."""
+    holding, base_share_micro = shared.holdings[region], terms.base_share_micro(region)
     if holding.demand_micro is not None and now_ms < holding.heard_ms + LONGEST_MS:
         return holding.demand_micro
     is_young = holding.demand_micro is None and now_ms < shared.since_ms + LONGEST_MS
-    return safe_micro // 2 if is_young else safe_micro
+    return base_share_micro // 2 if is_young else base_share_micro
 
 
 def _is_contended(shared: Shared, terms: Terms, now_ms: int) -> bool:
-    """Somebody would use more than its safe share."""
+    """Somebody would use more than its base share."""
     return any(
         holding.demand_micro is not None
         and now_ms < holding.heard_ms + LONGEST_MS
-        and holding.demand_micro > terms.safe_micro(region)
+        and holding.demand_micro > terms.base_share_micro(region)
         for region, holding in shared.holdings.items()
     )
 
 
 def _grant(shared: Shared, report: Report, target_micro: int, terms: Terms, is_contended: bool, now_ms: int) -> Grant:
-    holding, safe_micro = shared.holdings[report.region], terms.safe_micro(report.region)
+    holding, base_share_micro = shared.holdings[report.region], terms.base_share_micro(report.region)
     over_ms, is_lost = now_ms + terms.longest_ms, now_ms < holding.lost_until_ms
-    own_micro = holding.most_within(now_ms, over_ms, safe_micro)
+    own_micro = holding.most_within(now_ms, over_ms, base_share_micro)
     left_micro = terms.limit_micro + own_micro - held_micro(shared, terms, now_ms, over_ms)
     left_micro -= holding.lost_micro if is_lost else 0
     refresh_ms = CONTENDED_REFRESH_MS if is_contended else REFRESH_MS
@@ -508,7 +509,7 @@ def _grant(shared: Shared, report: Report, target_micro: int, terms: Terms, is_c
     grant = Grant(
         number=max(now_ms, holding.perhaps[-1].number + 1),
         rate_micro=offer.rate_micro,
-        after_micro=min(offer.rate_micro, safe_micro, max(0, left_micro)),
+        after_micro=min(offer.rate_micro, base_share_micro, max(0, left_micro)),
         expires_in_ms=offer.expires_in_ms,
         refresh_in_ms=short_ms if is_short else refresh_ms,
         is_contended=is_contended,

@@ -223,7 +223,7 @@ def _rate_share(each: dict[str, Any], now: datetime) -> Row:
         "region": each["region"],
         "may use": _per_second(each["most_micro"]),
         "demand": _per_second(each["demand_micro"]),
-        "base share": _per_second(each["safe_micro"]),
+        "base share": _per_second(each["base_share_micro"]),
         "last report": _age(each["last_seen_at"], now),
     }
 
@@ -244,7 +244,7 @@ def _slot_share(each: dict[str, Any], now: datetime) -> Row:
         "region": each["region"],
         "may use": str(each["most"]),
         "demand": "" if each["wanted"] is None else str(each["wanted"]),
-        "base share": str(each["safe"]),
+        "base share": str(each["base_share"]),
         "last report": _age(each["last_seen_at"], now),
     }
 

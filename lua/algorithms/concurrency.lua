@@ -4,20 +4,20 @@
 -- State    `used`, the units that are taken, and each slot by the name of its hold: state, units, committed units, when
 --          it runs out, and how far ahead that may be. A slot that ended or ran out is remembered for ten minutes, so
 --          that its action may be repeated; the keys expire with the last one. Of slots that regions share by demand
---          also `share`, which the coordinator gave, and `safe`, the share by weight.
+--          also `share`, which the coordinator gave, and `base_share`, the share by weight.
 -- KEYS[1]  slots, a hash
 -- KEYS[2]  deadlines of the slots that are taken
 -- KEYS[3]  when each slot may be forgotten
 -- ARGV[1]  limit: the region's part of it; where regions share the slots, the limit of all
 -- ARGV[2]  slot_ttl: how long a slot is held at most unless it is extended, ms
--- ARGV[3]  the region's safe share; -1: its part is not shared
+-- ARGV[3]  the region's base share; -1: its part is not shared
 -- Returns  the algorithm, which can `hold` and cannot `keep`, for slots must be released. The units that are taken
 --          never exceed the limit that was in force when the last of them was taken; lowering a limit takes nothing
 --          away. A slot that has run out is free at that microsecond, before any script removes it. A denial says when
 --          enough slots will have run out; mostly they are released earlier.
 --
 -- A share is in force until it ends, then what is left of it until `kept`: so long that everything another region took
--- by what was lent to it has run out. Then the region has its safe share again. A store that has lost its data has no
+-- by what was lent to it has run out. Then the region has its base share again. A store that has lost its data has no
 -- share for as long, for others may count on the share that it has forgotten, and its slots may still be in use.
 -- Extending a shared slot takes it anew: it is refused while more slots are in use than the region may have by now.
 
@@ -83,10 +83,10 @@ local function share_of(at)
   if mono < share.kept and not (data_lost_at and tonumber(sent) <= data_lost_at) then return share end
 end
 
-local function in_force(share, safe, longest_us)
+local function in_force(share, base_share, longest_us)
   if share then return mono < share.ends and share.units or share.after end
   if data_lost_at and mono < data_lost_at + KEPT_US + longest_us then return 0 end
-  return safe
+  return base_share
 end
 
 local function expire_after(at, moment)
@@ -117,11 +117,11 @@ local function look(key, at)
   forget(here)
   local last = redis.call('ZRANGE', here.deadlines, -1, -1, 'WITHSCORES')[2]
   local state = {here = here, limit = tonumber(ARGV[at]), longest_us = ARGV[at + 1] * 1000, last = tonumber(last or 0),
-    used = tonumber(redis.call('HGET', here.slots, 'used') or 0), safe = tonumber(ARGV[at + 2])}
+    used = tonumber(redis.call('HGET', here.slots, 'used') or 0), base_share = tonumber(ARGV[at + 2])}
   state.most = state.limit
-  if state.safe < 0 then return state end
+  if state.base_share < 0 then return state end
   state.share = share_of(here)
-  state.limit = math.min(state.most, in_force(state.share, state.safe, state.longest_us))
+  state.limit = math.min(state.most, in_force(state.share, state.base_share, state.longest_us))
   if state.share then state.longest_us = math.min(state.longest_us, state.share.longest_us) end
   return state
 end
@@ -151,8 +151,8 @@ end
 local function hold(state, _, _, cost, name, latest)
   local due = math.min(latest, mono + state.longest_us)
   redis.call('HINCRBY', state.here.slots, 'used', whole(cost))
-  if state.safe < 0 then redis.call('HDEL', state.here.slots, 'safe')
-  else redis.call('HSET', state.here.slots, 'safe', whole(state.safe)) end
+  if state.base_share < 0 then redis.call('HDEL', state.here.slots, 'base_share')
+  else redis.call('HSET', state.here.slots, 'base_share', whole(state.base_share)) end
   state.last = math.max(state.last, due)
   local slot = {state = 'open', units = cost, committed = 0, due = due, longest_us = state.longest_us}
   write_taken(state.here, name, slot)
@@ -170,7 +170,7 @@ local function find(key, _, name)
   if not text then return nil end
   local slot = read(text)
   if slot.state == 'open' and slot.due <= mono then slot.state = 'lapsed' end
-  local share = redis.call('HEXISTS', here.slots, 'safe') == 1 and share_of(here)
+  local share = redis.call('HEXISTS', here.slots, 'base_share') == 1 and share_of(here)
   if share then slot.longest_us = math.min(slot.longest_us, share.longest_us) end
   slot.here, slot.name, slot.most = here, name, MAX_UNITS
   return slot
@@ -191,8 +191,8 @@ local function extend(slot, latest)
 end
 
 local function may_extend(slot)
-  local used, safe = unpack(redis.call('HMGET', slot.here.slots, 'used', 'safe'))
-  return not safe or tonumber(used) <= in_force(share_of(slot.here), tonumber(safe), slot.longest_us)
+  local used, base_share = unpack(redis.call('HMGET', slot.here.slots, 'used', 'base_share'))
+  return not base_share or tonumber(used) <= in_force(share_of(slot.here), tonumber(base_share), slot.longest_us)
 end
 
 -- For how much longer slots may be in use that this store has forgotten.

@@ -3,7 +3,7 @@
 -- State    `started`, the moment of the window's first unit, and `used`. It expires when the window is over.
 -- KEYS[1]  the packed state (parts/share)
 -- ARGV[1]  rate_micro
--- ARGV[2]  units in a window: the safe share
+-- ARGV[2]  units in a window: the base share
 -- ARGV[3]  the window, ms
 -- Returns  the algorithm. No window admits more than its limit; around the boundary of two windows, twice as much may
 --          pass within a moment. A changed limit is in force at once, with what the window has used.

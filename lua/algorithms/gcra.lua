@@ -2,8 +2,8 @@
 --
 -- State    the theoretical arrival time (parts/arrival). It expires when it has passed.
 -- KEYS[1]  the packed state (parts/share)
--- ARGV[1]  rate_micro of the safe share
--- ARGV[2]  burst of the safe share
+-- ARGV[1]  rate_micro of the base share
+-- ARGV[2]  burst of the base share
 -- Returns  the algorithm. It admits what a token bucket of the same rate and burst admits, without any delay.
 
 local mono = ...

@@ -5,7 +5,7 @@
 -- KEYS[1]  the packed state (parts/share)
 -- KEYS[2]  the log, a list
 -- ARGV[1]  rate_micro
--- ARGV[2]  units in a window: the safe share
+-- ARGV[2]  units in a window: the base share
 -- ARGV[3]  the window, ms
 -- Returns  the algorithm. It is exact and the most expensive: one entry for each request, or for a run of equal ones,
 --          so its limit is bounded where it is declared.

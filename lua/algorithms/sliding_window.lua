@@ -4,7 +4,7 @@
 --          windows are over.
 -- KEYS[1]  the packed state (parts/share)
 -- ARGV[1]  rate_micro
--- ARGV[2]  units in a window: the safe share
+-- ARGV[2]  units in a window: the base share
 -- ARGV[3]  the window, ms
 -- Returns  the algorithm. It admits while current + previous × (1 − elapsed part of this window) is at most the limit,
 --          in integers. It assumes that the previous window's units are evenly spread, so three numbers stand for any

@@ -4,8 +4,8 @@
 --          nano-units each millisecond, and what further microseconds bring is computed anew each time, so nothing is
 --          ever rounded away. It expires when the bucket is full.
 -- KEYS[1]  the packed state (parts/share)
--- ARGV[1]  rate_micro of the safe share
--- ARGV[2]  burst of the safe share
+-- ARGV[1]  rate_micro of the base share
+-- ARGV[2]  burst of the base share
 -- Returns  the algorithm. In any time t it admits at most burst + rate × t. A bucket keeps its units when its limit
 --          changes, up to the new burst. A negative cost returns units, up to the burst. An adjustment may drive the
 --          level below zero, but not below what is counted exactly: what is beyond is dropped.

@@ -1,8 +1,8 @@
 -- The theoretical arrival time: the state of GCRA and of the leaky bucket, and how they decide by it.
 --
 -- KEYS[1]  the packed state (parts/share)
--- ARGV[1]  rate_micro of the safe share
--- ARGV[2]  burst of the safe share
+-- ARGV[1]  rate_micro of the base share
+-- ARGV[2]  burst of the base share
 -- Returns  the algorithm (lua/README.md), as a function of the store's clock
 --
 -- The state is `due`, in microseconds, and `rest`, the nano-units that take less than a millisecond. A millisecond

@@ -6,7 +6,7 @@
 --          numbers
 --
 -- The string is the number of a layout (a byte, see LAYOUTS), then, where the region was given a share, doubles: the
--- share's `number`, `rate_micro`, `ends` on the store's clock, `after_micro` (-1: the safe one), `kept` and `spent`;
+-- share's `number`, `rate_micro`, `ends` on the store's clock, `after_micro` (-1: base share), `kept` and `spent`;
 -- then the state of the algorithm. A share is in force until it ends, then `after_micro` until `kept`, and then it is
 -- over. The units in a bucket came at the rate that was in force then, and do not change when the rate does. An
 -- algorithm that finds another layout than its own begins anew. The key expires when its state says no more than an
@@ -62,24 +62,24 @@ local function change(state, at, old_micro, new_micro)
 end
 
 -- Return the rate in force, after the steps of the share that are over by now.
-local function pass(state, safe_micro)
+local function pass(state, base_share_micro)
   local share = state.share
   while share and state.mono >= share.ends do
     local at, old_micro, after_micro = share.ends, share.rate_micro, share.after_micro
     if after_micro == SAFE then
-      share, state.share, after_micro = nil, nil, safe_micro
+      share, state.share, after_micro = nil, nil, base_share_micro
     else
       share.rate_micro, share.ends, share.after_micro = after_micro, share.kept, SAFE
     end
     change(state, at, old_micro, after_micro)
   end
-  return share and share.rate_micro or safe_micro
+  return share and share.rate_micro or base_share_micro
 end
 
-local function read(key, safe_micro, burst, mono)
+local function read(key, base_share_micro, burst, mono)
   local packed = redis.call('GET', key)
-  local state = {layout = LAYOUTS.none, burst = burst, mono = mono, remembered = '', rate_micro = safe_micro,
-    safe_micro = safe_micro}
+  local state = {layout = LAYOUTS.none, burst = burst, mono = mono, remembered = '', rate_micro = base_share_micro,
+    base_share_micro = base_share_micro}
   if not packed then return state end
   state.layout = string.byte(packed)
   if state.layout < SHARED then
@@ -91,7 +91,7 @@ local function read(key, safe_micro, burst, mono)
   state.share = {number = number, rate_micro = rate_micro, ends = ends, after_micro = after_micro, kept = kept,
     spent = spent}
   state.remembered = string.sub(packed, SHARE_BYTES + 2)
-  state.rate_micro = pass(state, safe_micro)
+  state.rate_micro = pass(state, base_share_micro)
   return state
 end
 
@@ -124,19 +124,19 @@ local function level(state)
   return of and state.remembered ~= '' and of(state.remembered, state, full) or full
 end
 
--- Read a state: the share as long as it lasts, else the safe share of the arguments, and the algorithm's state.
-local function look(key, layout_name, safe_micro, burst, mono)
-  local state = read(key, safe_micro, burst, mono)
+-- Read a state: the share as long as it lasts, else the base share of the arguments, and the algorithm's state.
+local function look(key, layout_name, base_share_micro, burst, mono)
+  local state = read(key, base_share_micro, burst, mono)
   if state.layout ~= LAYOUTS[layout_name] then state.layout, state.remembered = LAYOUTS[layout_name], '' end
   return state
 end
 
 -- The latest time until so many nano-units have come, if they take `ms` at the rate in force: that may be 0, but once
--- the share is over the rate is the safe one.
+-- the share is over the rate is the base share.
 local function gain_ms(state, ms, nano_units)
   if not state.share then return ms end
   local over_ms = math.ceil((state.share.kept - state.mono) / 1000)
-  return math.min(ms, LONG_MS, over_ms + math.ceil(nano_units / math.max(1, state.safe_micro)))
+  return math.min(ms, LONG_MS, over_ms + math.ceil(nano_units / math.max(1, state.base_share_micro)))
 end
 
 local function take(state)

@@ -86,7 +86,7 @@ def parse_duration_ms(text: str) -> int:
     return int(found[1]) * _MILLISECONDS[found[2]]
 
 
-def safe_share(limit: Rate, weight: int, total_weight: int) -> Rate:
+def base_rate(limit: Rate, weight: int, total_weight: int) -> Rate:
     """Return a region's base share of a rate: what it may always use, and all that it may use while disconnected.
 
     All base shares together never exceed the rate, nor the burst. There is one exception: a burst so small that a
@@ -103,6 +103,6 @@ def share_of(units: int, weight: int, total_weight: int) -> int:
     return max(1, units * weight // total_weight) if units and weight > 0 else 0
 
 
-def safe_slots(units: int, weight: int, total_weight: int) -> int:
+def base_slots(units: int, weight: int, total_weight: int) -> int:
     """Return a region's part of slots that are shared by demand: all parts together never exceed the limit."""
     return units * weight // total_weight

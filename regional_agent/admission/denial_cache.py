@@ -25,9 +25,9 @@ class DenialCache:
     def find(self, request: StoreRequest) -> Decision | None:
         """Return the denial that the store would repeat, with its times as they are by now."""
         incarnation, shares = self.circumstances
-        if incarnation is not self._epochs.current or shares != self._share_loop.heard:
+        if incarnation is not self._epochs.current or shares != self._share_loop.raises:
             self._denials.clear()
-            self.circumstances = self._epochs.current, self._share_loop.heard
+            self.circumstances = self._epochs.current, self._share_loop.raises
         if not self._denials or not request.is_repeatable:
             return None
         now_ms = self._clock.monotonic_ms()

@@ -165,7 +165,7 @@ class AdmissionEngine:
         if (denied := self.denials.find(request)) is not None:
             for each in plan.policy_charges:
                 if isinstance(each.charge, RateCharge):
-                    self._share_loop.note(each.charge, each.charge.cost, each.charge.cost)
+                    self._share_loop.record_demand(each.charge, each.charge.cost, each.charge.cost)
             return self._verdict(plan, denied)
         return None if plan.policy_charges else NO_POLICY_MATCHES
 
@@ -291,15 +291,15 @@ class AdmissionEngine:
             is_grantable = policy.allowed or policy.reason != DenialReason.COST_ABOVE_LIMIT  # else it is no demand
             if isinstance(charge, RateCharge):
                 if is_grantable and not plan.demand_already_counted:
-                    self._share_loop.note(charge, charge.cost * times, charge.cost)
-                self._share_loop.look(charge, policy.available, policy.last_grant)
+                    self._share_loop.record_demand(charge, charge.cost * times, charge.cost)
+                self._share_loop.record_bucket(charge, policy.available, policy.last_grant)
             elif is_grantable and isinstance(charge, AllowanceCharge):
                 if not plan.demand_already_counted:
                     self._quotas.record_demand(charge.quota, charge.cost * times, policy)
                 if decision.hold is not None:
                     self._quotas.add_held(charge.quota, charge.cost)
             elif is_grantable and isinstance(charge, SlotCharge) and not plan.demand_already_counted:
-                self._share_loop.note_slots(charge, policy)
+                self._share_loop.record_slots(charge, policy)
         self._fallback.note(plan.policy_charges, decision)
 
     # --- verdicts -----------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from protocol.limits.document import (
     sharing_of,
     slot_ttl_ms,
 )
-from protocol.limits.rates import SLICED, Rate, Sharing, parse_duration_ms, parse_rate, safe_share, safe_slots, share_of
+from protocol.limits.rates import SLICED, Rate, Sharing, base_rate, base_slots, parse_duration_ms, parse_rate, share_of
 from regional_agent.admission.rules.generational_cache import GenerationalCache
 from regional_agent.admission.rules.routes import Routes
 from regional_agent.admission.rules.subjects import (
@@ -232,11 +232,11 @@ class Policies:
         return PolicyCharge(policy, rate)
 
     def _slots(self, quota: ConcurrencyQuota, key: str, units: int, limit: int, *, is_shadow: bool) -> SlotCharge:
-        """Return the charge of slots. Shared ones have the limit of all and the safe share of this one."""
+        """Return the charge of slots. Shared ones have the limit of all and the base share of this one."""
         weight, total = self._bundle.weight, self._bundle.total_weight
         if is_shadow or not _is_shared(quota) or not self._has_others:
             return SlotCharge(key, units, share_of(limit, weight, total), slot_ttl_ms(quota), is_shadow)
-        return SlotCharge(key, units, limit, slot_ttl_ms(quota), safe=safe_slots(limit, weight, total))
+        return SlotCharge(key, units, limit, slot_ttl_ms(quota), base_share=base_slots(limit, weight, total))
 
     def _limit(self, quota: Quota, plan: str | None, key: str) -> int | Rate:
         """Return the limit of the narrowest override, else the plan's; of a rate this region's share of it."""
@@ -253,7 +253,7 @@ class Policies:
         return self._bundle.subscriptions.get(subject.get("tenant", ""), self._bundle.document.default_plan)
 
     def shared(self, key: str) -> Rate | SlotCharge | None:
-        """Return this region's safe share of a rate or slots that regions share by demand; else None."""
+        """Return this region's base share of a rate or slots that regions share by demand; else None."""
         name, values = parse_quota_key(key)
         quota = next((each for each in self._bundle.document.quotas if each.name == name), None)
         if not _is_shared(quota) or not self._has_others:
@@ -286,7 +286,7 @@ class Policies:
     def _compiled(self, quota: Quota, limit: LimitValue | None) -> int | Rate:
         if isinstance(quota, RateQuota):
             whole = Rate(0, 0) if limit is None else parse_rate(limit, quota.algorithm)
-            return safe_share(whole, self._bundle.weight, self._bundle.total_weight)
+            return base_rate(whole, self._bundle.weight, self._bundle.total_weight)
         return limit if isinstance(limit, int) else 0
 
 

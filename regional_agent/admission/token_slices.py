@@ -131,7 +131,7 @@ class TokenSlices:
 
     def _drop_stale_slices(self) -> None:
         """Drop slices of another incarnation of the store, which does not know them; return those of other shares."""
-        incarnation, shares = self._epochs.current, self._share_loop.heard
+        incarnation, shares = self._epochs.current, self._share_loop.raises
         is_same_incarnation = incarnation is self._valid_in[0] or incarnation == self._valid_in[0]
         if is_same_incarnation and shares == self._valid_in[1]:
             return
@@ -160,7 +160,7 @@ class TokenSlices:
         if incarnation is None or not units:
             slice_.low_water = max(0, slice_.left - 1) // 2  # the next look is at half of that, not at each request
             return
-        self._share_loop.note(charge, slice_.uncounted_units(), charge.cost)
+        self._share_loop.record_demand(charge, slice_.uncounted_units(), charge.cost)
         self._slices[charge.quota] = slice_
         slice_.is_under_way = True
         taken = StoreRequest("enforce", (charge._replace(cost=units),))
@@ -184,7 +184,7 @@ class TokenSlices:
         now_ms = self._clock.monotonic_ms()
         (policy,) = decision.policies
         self.taken += 1
-        self._share_loop.look(slice_.charge, policy.available, policy.last_grant)
+        self._share_loop.record_bucket(slice_.charge, policy.available, policy.last_grant)
         slice_.add(units, now_ms)
         slice_.update(policy.limit, policy.available, policy.last_grant, asked_at_ms)
         if self._slices.get(slice_.charge.quota) is not slice_ and incarnation == self._epochs.current:
@@ -194,7 +194,7 @@ class TokenSlices:
         """Return what is left of a slice; False if that is nothing. The store books it before later calls."""
         incarnation, units = self._epochs.current, slice_.take_rest(now_ms)
         charge = slice_.charge
-        self._share_loop.note(charge, slice_.uncounted_units(), charge.cost)
+        self._share_loop.record_demand(charge, slice_.uncounted_units(), charge.cost)
         if incarnation is None or not units:
             return False
         self._batcher.submit(incarnation, StoreRequest("adjust", (charge._replace(cost=-units),)), _ignore)

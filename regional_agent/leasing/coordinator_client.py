@@ -1,4 +1,4 @@
-"""The agent's side of the coordinator's HTTP surface. It retries nothing: each loop owns its retries."""
+"""The agent's client of the coordinator's HTTP API. It retries nothing: each loop owns its retries."""
 
 from collections.abc import AsyncIterator
 from typing import TypeVar
@@ -22,8 +22,8 @@ from protocol.messages import (
 T = TypeVar("T")
 LONG_POLL_S = 30.0
 SILENCE_S = 30.0  # the coordinator's heartbeats are far closer than this
-# A connection that nothing was said over. A new one costs a round trip more, which whoever waits for a first unit would
-# wait for, too; leases are renewed twice in that time. The coordinator keeps it for longer, so it is not met closed.
+# An idle connection. A new one costs one more round trip, while requests wait for their first unit; leases are renewed
+# twice in that time. The coordinator keeps connections for longer, so that none is closed when it is used.
 KEPT_S = 60.0
 ABOUT_CONTENT = frozenset({400, 413, 422})
 
@@ -42,19 +42,19 @@ class CoordinatorRefused(Exception):
     def __init__(self, status: int, detail: str, refusal: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(f"{status}: {detail}")
         self.status = status
-        self.refusal = refusal  # its name, where it has one
-        self.retry_after_s = retry_after_s  # where it says that there is no sense in asking earlier
+        self.refusal = refusal  # the refusal's name, if it has one
+        self.retry_after_s = retry_after_s  # if the coordinator says when to ask again
 
     @property
     def is_about_content(self) -> bool:
-        """Something in the message is malformed, or all of it is too large: a part of it may be accepted."""
+        """Return whether the message is malformed or too large, so that a part of it may be accepted."""
         return self.status in ABOUT_CONTENT
 
 
 class CoordinatorClient:
     def __init__(self, url: str, token: str, region: str) -> None:
         self._region = f"/v1/regions/{region}"
-        self._tags: dict[str, str] = {}  # of what each feed answered last
+        self._tags: dict[str, str] = {}  # of the latest answer of each feed
         self._http = httpx.AsyncClient(
             base_url=url,
             headers={"Authorization": f"Bearer {token}"},
@@ -80,16 +80,18 @@ class CoordinatorClient:
         return await self._post(f"{self._region}/shares", msgspec.json.encode(request), SharesResponse)
 
     async def policies(self, since: int | None) -> PolicyBundle | None:
-        """The newest policies; None if there are none newer than `since` for as long as the coordinator waits."""
+        """Return the newest policies, or None if none newer than `since` arrived while the coordinator waited."""
         return await self._newer("/v1/policies", since, PolicyBundle)
 
     async def blocks(self, since: int | None) -> BlockList | None:
-        """Likewise."""
+        """Return the newest block list, or None as `policies` does."""
         return await self._newer("/v1/blocks", since, BlockList)
 
     async def _newer(self, path: str, since: int | None, type_: type[T]) -> T | None:
         params = {} if since is None else {"since": since}
-        known = self._tags.get(path) if since is not None else None  # a version number comes again after a restore
+        known = (
+            self._tags.get(path) if since is not None else None
+        )  # a restored ledger counts versions from an older number
         headers = {"If-None-Match": known} if known else {}
         try:
             answer = await self._http.get(path, params=params, headers=headers, timeout=LONG_POLL_S)
@@ -102,7 +104,7 @@ class CoordinatorClient:
         return content
 
     async def signals(self) -> AsyncIterator[Signal]:
-        """Hints as they come. Ends, or raises, when the stream does."""
+        """Yield signals as they arrive. Ends, or raises, when the stream does."""
         timeout = httpx.Timeout(5.0, read=SILENCE_S, pool=None)
         try:
             async with self._http.stream("GET", f"{self._region}/signals", timeout=timeout) as answer:
@@ -129,7 +131,7 @@ def _decoded(answer: httpx.Response, type_: type[T]) -> T:
     try:
         return msgspec.json.decode(answer.content, type=type_)
     except msgspec.MsgspecError as error:
-        raise CoordinatorUnavailable(f"the coordinator's answer is not understood: {error}") from error
+        raise CoordinatorUnavailable(f"the coordinator's answer could not be decoded: {error}") from error
 
 
 def _raise(answer: httpx.Response) -> None:

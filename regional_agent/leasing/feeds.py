@@ -1,9 +1,8 @@
-"""What the coordinator tells every agent whenever it changes: policies, and who is blocked.
+"""Feeds: what the coordinator sends to every agent when it changes (policies, and the list of blocks).
 
-A feed asks for the next version and waits for it. The last one is kept on disk, so an agent starts without the
-coordinator. Some of what is told begins or ends by itself (an override, a block): it is told ahead as a duration, which
-counts from the moment at which it was heard; where that changes what was compiled, the content is put in force again on
-time. So a region that is cut off begins and ends things like the others.
+A feed requests the next version and waits for it. It keeps the latest one on disk, so that an agent starts without the
+coordinator. Some content begins or ends by itself (an override, a block): it is sent ahead, with a duration that counts
+from its arrival. When such an edge is passed, the content is put in force again, also in a region that is cut off.
 """
 
 import asyncio
@@ -35,9 +34,9 @@ T = TypeVar("T", bound=Versioned)
 
 
 class Kept(msgspec.Struct, Generic[T], frozen=True):
-    """As it stands on disk. This machine's own clock says how long ago it was heard: another's is never compared."""
+    """The content on disk. Its age is by this machine's clock, which is never compared with another's."""
 
-    heard_at_ms: int
+    received_at_ms: int
     content: T
 
 
@@ -47,7 +46,7 @@ class Feed(Generic[T]):
         name: str,
         shape: type[T],
         *,
-        ask: Callable[[int | None], Awaitable[T | None]],
+        poll: Callable[[int | None], Awaitable[T | None]],
         put_in_force: Callable[[T, int], None],
         edges_ms: Callable[[T], Iterable[int]],
         clock: Clock,
@@ -56,15 +55,15 @@ class Feed(Generic[T]):
         """`put_in_force` takes the content and its age in ms; `edges_ms` says at which ages something changes."""
         self._name = name
         self._shape = shape
-        self._ask = ask
+        self._poll = poll
         self._put_in_force = put_in_force
         self._edges_ms = edges_ms
         self._clock = clock
         self._file = None if state_dir is None else state_dir / f"{name}.json"
         self._content: T | None = None
-        self._heard_at_ms = 0
-        self._aged_ms = 0  # how old the content was when it was last looked at
-        self._version: int | None = None  # of what the coordinator itself has told
+        self._received_at_ms = 0
+        self._aged_ms = 0  # the content's age when its edges were last compared
+        self._version: int | None = None  # of the latest content that came from the coordinator itself
         self._nudged = 0
         self._waiting: asyncio.Timeout | None = None
 
@@ -76,48 +75,48 @@ class Feed(Generic[T]):
                 await self._turn()
                 backoff_s.succeeded()
             except (CoordinatorUnavailable, CoordinatorRefused) as error:
-                log.warning("no news", of=self._name, reason=str(error))
+                log.warning("feed poll failed", feed=self._name, reason=str(error))
                 pause_s = backoff_s.failed(0)
                 await asyncio.sleep(min(pause_s, self._edge_in_s() or pause_s))
-                self._come_of_age()
+                self._pass_edges()
 
-    def heard_of(self, version: int) -> None:
-        """An exchange's reply names a version. If it is news, the poll that should have told it is made anew, once."""
+    def on_version(self, version: int) -> None:
+        """Poll again, once, if an exchange's reply names a version that the current poll should have returned."""
         if version > max(self._version or 0, self._nudged) and self._waiting is not None:
             self._nudged = version
             self._waiting.reschedule(asyncio.get_running_loop().time())
 
     async def _turn(self) -> None:
-        """Wait for news, until something begins or ends by itself."""
-        news = await self._wait_for_news()
-        if news is None:
-            self._come_of_age()
+        """Wait for the next version, or until something begins or ends by itself."""
+        content = await self._next_version()
+        if content is None:
+            self._pass_edges()
         else:
-            self._hear(news, age_ms=0)
-            if news.version < (self._version or 0):  # the ledger lost data: numbers that were heard of come again
+            self._receive(content, age_ms=0)
+            if content.version < (self._version or 0):  # the ledger lost data: known numbers come again
                 self._nudged = 0
-            self._version = news.version
-            self._save(news)
+            self._version = content.version
+            self._save(content)
 
-    async def _wait_for_news(self) -> T | None:
+    async def _next_version(self) -> T | None:
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._edge_in_s()) as self._waiting:
-                    return await self._ask(self._version)
+                    return await self._poll(self._version)
             return None
         finally:
             self._waiting = None
 
-    def _hear(self, content: T, age_ms: int) -> None:
-        self._content, self._heard_at_ms, self._aged_ms = content, self._clock.monotonic_ms() - age_ms, age_ms
+    def _receive(self, content: T, age_ms: int) -> None:
+        self._content, self._received_at_ms, self._aged_ms = content, self._clock.monotonic_ms() - age_ms, age_ms
         self._put_in_force(content, age_ms)
-        log.info("in force", what=self._name, version=content.version)
+        log.info("feed content in force", feed=self._name, version=content.version)
 
-    def _come_of_age(self) -> None:
-        """Put in force again what has begun or ended something since."""
+    def _pass_edges(self) -> None:
+        """Put the content in force again if something began or ended since."""
         if self._content is None:
             return
-        age_ms = self._clock.monotonic_ms() - self._heard_at_ms
+        age_ms = self._clock.monotonic_ms() - self._received_at_ms
         if any(self._aged_ms < edge <= age_ms for edge in self._edges_ms(self._content)):
             self._put_in_force(self._content, age_ms)
         self._aged_ms = age_ms
@@ -125,7 +124,7 @@ class Feed(Generic[T]):
     def _edge_in_s(self) -> float | None:
         if self._content is None:
             return None
-        age_ms = self._clock.monotonic_ms() - self._heard_at_ms
+        age_ms = self._clock.monotonic_ms() - self._received_at_ms
         edge_ms = min((edge for edge in self._edges_ms(self._content) if edge > self._aged_ms), default=None)
         return None if edge_ms is None else max(0, edge_ms - age_ms) / 1000
 
@@ -138,10 +137,10 @@ class Feed(Generic[T]):
         try:
             kept: Kept[T] = msgspec.json.decode(self._file.read_bytes(), type=shape)
         except (OSError, msgspec.MsgspecError) as error:
-            log.warning("what was last known cannot be read", of=self._name, reason=str(error))
+            log.warning("feed content on disk unreadable", feed=self._name, reason=str(error))
             return
-        # It may be old: the coordinator's first answer replaces it, for its version is not taken as heard.
-        self._hear(kept.content, age_ms=max(0, self._now_ms() - kept.heard_at_ms))
+        # It may be old: the coordinator's first answer replaces it, for its version is not counted as received.
+        self._receive(kept.content, age_ms=max(0, self._now_ms() - kept.received_at_ms))
 
     def _save(self, content: T) -> None:
         if self._file is None:
@@ -153,7 +152,7 @@ class Feed(Generic[T]):
                 file.write(msgspec.json.encode(Kept(self._now_ms(), content)))
             os.replace(draft, self._file)
         except OSError as error:
-            log.warning("what is new cannot be kept on disk", of=self._name, reason=str(error))
+            log.warning("feed content cannot be written to disk", feed=self._name, reason=str(error))
 
     def _now_ms(self) -> int:
         return int(self._clock.now().timestamp() * 1000)

@@ -61,7 +61,7 @@ class SignalListener:
         elif signal.kind == "fetch" and signal.quota is not None:
             self._cell_of(signal.quota).quotas.fetch(signal.quota)
         elif signal.kind == "rate" and signal.quota is not None:
-            self._cell_of(signal.quota).share_loop.asked(signal.quota)
+            self._cell_of(signal.quota).share_loop.request_report(signal.quota)
         elif signal.kind == "drain":
             for cell in self._cells:
                 cell.exchange_loop.check_region()

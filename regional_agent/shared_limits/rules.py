@@ -1,106 +1,67 @@
-"""What a region may use of a rate that is shared over regions, and when it speaks of it. Pure: times are arguments.
+"""When a region reports its demand for a shared rate, and what it requests. Pure: times are arguments.
 
-A share has three lives, all by the store's own clock, counted from before it was asked for: it is in force until
-`until_us`; if nothing is heard by then, the region has what it falls back to; and after `kept_until_us` its safe share,
-as if nothing had ever been said. In force is what `lua/parts/share.lua` says, by the same rules; `Share` is for who
-reasons about them without a store (tests of the coordinator, benchmarks), and a test lays one beside the other.
+Rates are in millionths of a unit per second (`micro`), what a bucket holds in billionths of a unit (`nano_units`).
 """
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from protocol.units import MAX_UNITS
 from regional_agent.leasing.rules.demand import Average
 
-LATEST_REPLY_MS = 5_000  # what took longer is not heard: it may be older than what was decided since
-KEPT_MS = 40_000
 AVERAGES_MS = (3_000, 1_000, 300, 100)
 FOLD_MS = 20
-SILENCE_MS = 200  # slices are noted in lumps, a tenth of a second apart
+SILENCE_MS = 200  # slices record their demand in lumps, a tenth of a second apart
 SIGMAS = 4
-OTHERS_COUNT = 15 / 16  # how much of the average size of a request is left when another one comes
+SIZE_WEIGHT = 15 / 16  # of the average size of earlier requests, when another one comes
 URGENT_AFTER_MS = 100  # between two reports that could not wait
-LOOK_EVERY_MS = 200  # while others want more: nobody asks where demand has ended, so nothing else would tell
-HALF_FULL_IN_MS = 2_000  # a bucket; as long as it is from one report to the next
+CHECK_FALL_MS = 200  # while others want more: a region whose demand ended gets no request that would show it
+HALF_FULL_IN_MS = 2_000  # a bucket is filled or emptied to its half in the time from one report to the next
+NANO_UNITS = 1_000_000_000
 
 
-class Share(NamedTuple):
-    """As it is in the store."""
-
-    number: int = 0  # 0: none was given
-    rate_micro: int = 0
-    after_micro: int = 0
-    until_us: int = 0
-    kept_until_us: int = 0
-
-    def in_force_micro(self, mono_us: int, safe_micro: int) -> int:
-        if not self.number or mono_us >= self.kept_until_us:
-            return safe_micro
-        return self.rate_micro if mono_us < self.until_us else self.after_micro
-
-    def number_at(self, mono_us: int) -> int:
-        """What a report says: a share that is over was never given."""
-        return self.number if mono_us < self.kept_until_us else 0
-
-    def heard(self, given: "Share", sent_us: int, mono_us: int) -> "Share":
-        """A newer one, unless it comes too late."""
-        is_late = mono_us - sent_us > LATEST_REPLY_MS * 1000
-        return self if is_late or given.number <= self.number_at(mono_us) else given
-
-    def lowered(self, rate_micro: int) -> "Share":
-        """The region gives up what it does not use, first here and then by saying so. Never the other way."""
-        return self._replace(rate_micro=min(self.rate_micro, rate_micro), after_micro=min(self.after_micro, rate_micro))
+def needs_no_report(demand_micro: int, base_share_micro: int) -> bool:
+    """Return whether demand is under half of the base share, which is reserved for the region anyway."""
+    return 2 * demand_micro < base_share_micro
 
 
-def share_of_grant(number: int, rate_micro: int, after_micro: int, expires_in_ms: int, sent_us: int) -> Share:
-    return Share(number, rate_micro, after_micro, sent_us + expires_in_ms * 1000, sent_us + KEPT_MS * 1000)
+def is_urgent(nano_units: int, burst: int, demand_micro: int, share_micro: int) -> bool:
+    """Return whether the bucket is under 30 %, and demand has grown by a fifth beyond the share."""
+    return 10 * nano_units < 3 * burst * NANO_UNITS and 5 * demand_micro > 6 * share_micro
 
 
-# --- when it speaks, and what it says ---------------------------------------------------------------------------------
+def has_fallen(requested_micro: int, reported_micro: int, share_micro: int) -> bool:
+    """Return whether a region needs a fifth less than it reported, and than it may use: others could use it now."""
+    return 5 * requested_micro < 4 * min(reported_micro, share_micro)
 
 
-def needs_no_message(demand_micro: int, safe_micro: int) -> bool:
-    """Under half of what is reserved for it anyway."""
-    return 2 * demand_micro < safe_micro
+def requested_micro(demand_micro: int, nano_units: int, burst: int, is_contended: bool) -> int:
+    """Return the rate to request: the demand and, where others want more, what brings the bucket to its half.
 
-
-def cannot_wait(available: int, burst: int, demand_micro: int, rate_micro: int) -> bool:
-    """The bucket is under 30 %, and demand has grown by a fifth beyond the share. Parts, like the bucket's."""
-    return 10 * available < 3 * burst * 1_000_000_000 and 5 * demand_micro > 6 * rate_micro
-
-
-def has_fallen(wanted_micro: int, told_micro: int, rate_micro: int) -> bool:
-    """By a fifth below what was told, and below what may be used: others could use it now."""
-    return 5 * wanted_micro < 4 * min(told_micro, rate_micro)
-
-
-def wanted_micro(demand_micro: int, available: int, burst: int, is_contended: bool) -> int:
-    """What is asked for; and where others want more, what brings the bucket to its half, from above or from below.
-
-    So what was estimated wrongly is not lost: it is in the bucket, and is used before a share is. In parts, as buckets
-    are. One that lacks much is filled by an eighth of the demand at most, for it may hold what comes in an hour.
+    So an error of the estimate is not lost: it is in the bucket, and is used before a share is. A bucket that lacks
+    much is filled by an eighth of the demand at most, for it may hold what comes in an hour.
     """
     if not is_contended:
         return demand_micro
-    half = burst * 1_000_000_000 // 2
-    over_micro, lacking_micro = (max(0, each) // HALF_FULL_IN_MS for each in (available - half, half - available))
-    return max(0, demand_micro - over_micro) + min(demand_micro // 8, lacking_micro)
+    half = burst * NANO_UNITS // 2
+    surplus_micro, lacking_micro = (max(0, each) // HALF_FULL_IN_MS for each in (nano_units - half, half - nano_units))
+    return max(0, demand_micro - surplus_micro) + min(demand_micro // 8, lacking_micro)
 
 
-def is_to_confirm(had_micro: int, rate_micro: int, is_contended: bool) -> bool:
-    """A share was lowered from outside: until that is confirmed, what it was before is reserved, and others wait."""
-    return is_contended and 64 * (had_micro - rate_micro) > had_micro
+def needs_confirmation(previous_share_micro: int, share_micro: int, is_contended: bool) -> bool:
+    """Return whether the coordinator lowered a share by more than a 64th.
 
-
-def kept_micro(wanted_micro: int, rate_micro: int, is_contended: bool) -> int:
-    """What it keeps of its share where others want more: what it wants itself."""
-    return min(wanted_micro, rate_micro) if is_contended else rate_micro
+    Until the region confirms that, its previous share stays reserved, and other regions wait.
+    """
+    return is_contended and 64 * (previous_share_micro - share_micro) > previous_share_micro
 
 
 @dataclass(slots=True)
-class InVain:
-    """What was asked for in vain in this second, or in the one before if that is more: who waits asks once a second."""
+class DeniedUnits:
+    """The units that were denied in this second, or in the one before if those are more.
+
+    A caller that waits for a slot tries again once a second.
+    """
 
     _second: int = 0
     _units: int = 0
@@ -121,27 +82,24 @@ class InVain:
             self._second += passed
 
 
-# --- demand -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class RateDemand:
-    """Units a second that are asked for, whether they are had or not.
+    """Units per second that are requested, whether they are admitted or not.
 
-    The slowest average that no quicker one contradicts by more than chance would explain: requests that come by
-    themselves are Poisson's, and an average then has the deviation that is computed here. After a jump the quickest is
-    believed first, which is also the noisiest, and then one after the other.
+    It is the slowest average that no quicker one contradicts by more than chance would explain: independent requests
+    form a Poisson process, and an average then has the deviation that is computed here. After a jump the quickest
+    average, which is also the noisiest, is believed first, and then one after the other.
     """
 
     since_ms: int
     _units: int = 0
-    _size: float = 1.0  # of a request: bigger ones make for more chance
+    _size: float = 1.0  # of a request: larger ones make for more chance
     _averages: list[Average] = field(default_factory=lambda: [Average(each) for each in AVERAGES_MS])
 
     def note(self, units: int, now_ms: int, size: int) -> bool:
-        """So many units, in requests of that size. True if it is worth while to look at what it comes to."""
+        """Count units, in requests of a size. Return True if the averages have changed."""
         self._units += units
-        self._size = size + (self._size - size) * OTHERS_COUNT ** max(1, units // size)
+        self._size = size + (self._size - size) * SIZE_WEIGHT ** max(1, units // size)
         if now_ms - self.since_ms < FOLD_MS:
             return False
         self._fold(now_ms)

@@ -316,9 +316,9 @@ class Scripts:
         names = [self._fence_key]
         arguments: list[Argument] = [incarnation.fingerprint, incarnation.epoch, agent]
         for each in demands:
-            tag, safe = _tag(incarnation, each.quota), each.safe
+            tag, base = _tag(incarnation, each.quota), each.base_share
             names += (keys.rate(tag, each.quota), keys.demands(tag, each.quota))
-            arguments += (safe.rate_micro, safe.burst, each.demand_micro, int(each.is_contended))
+            arguments += (base.rate_micro, base.burst, each.demand_micro, int(each.is_contended))
         mono_us, rows = _rows_of_four(await self._call("report_rates", names, *arguments))
         reports = [
             RateReport(quota=each.quota, number=number, rate_micro=rate_micro, spent=spent, demand_micro=demand_micro)
@@ -329,12 +329,12 @@ class Scripts:
     async def share_rates(
         self, incarnation: StoreIncarnation, sent_mono_us: int, shares: Sequence[tuple[Rate, RateShare]]
     ) -> int:
-        """Install shares, each with its safe share. Return how many of them were new."""
+        """Install shares, each with its base share. Return how many of them were new."""
         names = [self._fence_key]
         arguments: list[Argument] = [incarnation.fingerprint, incarnation.epoch, sent_mono_us]
-        for safe, share in shares:
+        for base, share in shares:
             names.append(keys.rate(_tag(incarnation, share.quota), share.quota))
-            arguments += (safe.rate_micro, safe.burst)
+            arguments += (base.rate_micro, base.burst)
             arguments += (share.number, share.rate_micro, share.after_micro, share.expires_in_ms)
         return int((await self._call("share_rates", names, *arguments))[1])
 
@@ -347,7 +347,7 @@ class Scripts:
         for slots, waiting in demands:
             names += keys.of_slots(slots.quota, incarnation.lanes, incarnation.cell)
             names.append(keys.demands(_tag(incarnation, slots.quota), slots.quota))
-            arguments += (slots.limit, slots.slot_ttl_ms, slots.safe, waiting)
+            arguments += (slots.limit, slots.slot_ttl_ms, slots.base_share, waiting)
         mono_us, rows = _rows_of_four(await self._call("report_slots", names, *arguments))
         epoch = incarnation.epoch
         reports = [

@@ -85,7 +85,7 @@ class RateCharge(NamedTuple):
     window_ms: int = 0  # of the algorithms that count in windows
     may_slice: bool = False  # an agent may take more than one request needs, and hand it out by itself
     is_shadow: bool = False
-    is_shared: bool = False  # with other regions, by demand: `rate_micro` is the safe share, used without a newer one
+    is_shared: bool = False  # with other regions, by demand: `rate_micro` is the base share, used without a newer one
 
     def script_args(self, incarnation: StoreIncarnation) -> KeysAndArguments:
         """Return the keys and arguments that the rate's algorithm reads."""
@@ -106,11 +106,11 @@ class SlotCharge(NamedTuple):
     limit: int  # of all regions where they share it, else the region's part
     slot_ttl_ms: int
     is_shadow: bool = False
-    safe: int = -1  # the region's safe share; below zero: its part is not shared
+    base_share: int = -1  # the region's base share; below zero: its part is not shared
 
     @property
     def is_shared(self) -> bool:
-        return self.safe >= 0
+        return self.base_share >= 0
 
     @property
     def algorithm(self) -> str:
@@ -119,7 +119,7 @@ class SlotCharge(NamedTuple):
     def script_args(self, incarnation: StoreIncarnation) -> KeysAndArguments:
         """Return the keys and arguments that algorithms/concurrency.lua reads."""
         names = keys.of_slots(self.quota, incarnation.lanes, incarnation.cell)
-        return names, (self.algorithm, self.cost, self.limit, self.slot_ttl_ms, self.safe)
+        return names, (self.algorithm, self.cost, self.limit, self.slot_ttl_ms, self.base_share)
 
 
 Charge = AllowanceCharge | RateCharge | SlotCharge
@@ -269,7 +269,7 @@ class AgentRateDemand(NamedTuple):
     """What an agent wants of a rate that regions share."""
 
     quota: str
-    safe: Rate
+    base_share: Rate
     demand_micro: int
     is_contended: bool
 

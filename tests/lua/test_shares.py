@@ -1,6 +1,6 @@
-"""What `Share` reasons about and what the store does with a share are the same, whatever is said and whenever.
+"""What `StoredShare` reasons about and what the store does with a share are the same, whatever is said and whenever.
 
-Tests of the coordinator and benchmarks reason about shares without a store, and believe `Share` because of this.
+Tests of the coordinator and benchmarks reason about shares without a store, and believe `StoredShare` because of this.
 """
 
 from contextlib import closing
@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.allocation.shares import KEPT_MS, LATEST_REPLY_MS, StoredShare, kept_micro, share_of_grant
 from protocol.messages import RateShare
-from regional_agent.shared_limits.rules import KEPT_MS, LATEST_REPLY_MS, Share, kept_micro, share_of_grant, wanted_micro
+from regional_agent.shared_limits.rules import requested_micro
 from regional_agent.store.types import AgentRateDemand
 from tests.conftest import Server
 from tests.lua.saying import RATE
@@ -52,7 +53,7 @@ class Beside:
     """One share: in a store, and as it is reasoned about."""
 
     clocked: Clocked
-    share: Share = field(default_factory=Share)
+    share: StoredShare = field(default_factory=StoredShare)
 
     @property
     def mono_us(self) -> int:
@@ -72,7 +73,7 @@ class Beside:
     def report(self, report: Report) -> None:
         """Both give up what is not used, and say then what they have."""
         in_force_micro, limit = self.in_force_micro(), limit_of(self.clocked.algorithm)
-        wanted = wanted_micro(report.demand_micro, self.in_bucket(), limit.burst, report.is_contended)
+        wanted = requested_micro(report.demand_micro, self.in_bucket(), limit.burst, report.is_contended)
         kept = kept_micro(wanted, in_force_micro, report.is_contended)
         if kept < in_force_micro:
             self.share = self.share.lowered(kept)
@@ -92,7 +93,7 @@ class Beside:
     def give(self, give: Give) -> None:
         sent_us = self.mono_us - give.late_us
         terms = (give.number, give.rate_micro, min(give.rate_micro, give.after_micro), give.expires_in_ms)
-        heard = self.share.heard(share_of_grant(*terms, sent_us), sent_us, self.mono_us)
+        heard = self.share.replaced_by(share_of_grant(*terms, sent_us), sent_us, self.mono_us)
         share = RateShare(RATE, *terms, refresh_in_ms=1_000, contended=False)
         new = at_once(self.clocked.scripts.share_rates(LIFE, sent_us, [(limit_of(self.clocked.algorithm), share)]))
         assert new == (heard is not self.share)

@@ -355,7 +355,7 @@ async def test_a_slot_that_is_forgotten_keeps_no_work_from_being_booked(
 
 # --- shared over regions ----------------------------------------------------------------------------------------------
 
-SHARED = SlotCharge(REPORTS, 1, 9, TTL_MS, safe=2)
+SHARED = SlotCharge(REPORTS, 1, 9, TTL_MS, base_share=2)
 
 
 def test_a_share_is_in_force_then_what_is_left_of_it_and_then_the_safe_share(store_of_slots: Slots) -> None:

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from coordinator.shared_limits.rules import KEPT_MS, LONGEST_MS, Member, Shared, terms_of_slots
 from coordinator.shared_limits.share_rates import decide
-from protocol.limits.rates import safe_slots
+from protocol.limits.rates import base_slots
 from protocol.messages import SharesRequest, SlotReport, SlotShare
 from protocol.outcomes import HoldOutcome
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
@@ -62,7 +62,7 @@ class Worker:
 
 @dataclass
 class Region:
-    safe: int
+    base_share: int
     store: ScriptedStore = field(default_factory=ScriptedStore)
     epoch: int = 0
     workers: list[Worker] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Region:
 
     @property
     def slots(self) -> SlotCharge:
-        return SlotCharge(QUOTA, 1, LIMIT, TTL_MS, safe=self.safe)
+        return SlotCharge(QUOTA, 1, LIMIT, TTL_MS, base_share=self.base_share)
 
     def begin(self, store: ScriptedStore, *, is_whole: bool) -> None:
         """Another epoch: in a store that has forgotten what was taken, or in one that has not."""
@@ -119,7 +119,7 @@ class World:
         weights = dict(zip(NAMES, self.weights, strict=True))
         self.terms = terms_of_slots(LIMIT, TTL_MS, {name: Member(weight) for name, weight in weights.items()})
         total = sum(self.weights)
-        self.regions = {name: Region(safe_slots(LIMIT, weight, total)) for name, weight in weights.items()}
+        self.regions = {name: Region(base_slots(LIMIT, weight, total)) for name, weight in weights.items()}
         self.pass_time(1)
 
     @property
@@ -345,7 +345,7 @@ def test_where_the_limit_was_lowered_nobody_takes_before_enough_came_back() -> N
     assert [world.take_all(name) for name in ("a", "b")] == [2, 2]
     world.terms = terms_of_slots(3, TTL_MS, {name: Member(1) for name in NAMES})
     for region in world.regions.values():
-        region.safe = 1
+        region.base_share = 1
     for _ in range(8):
         world.talk_all(1, c=3)
         assert world.limits()[2] == 0

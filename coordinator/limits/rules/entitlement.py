@@ -160,7 +160,7 @@ def slot_terms(catalogue: Catalogue, quota_key: str) -> Terms | GrantRefusal:
 
 
 def _who_shares(catalogue: Catalogue, spec: Quota, quota_key: str) -> tuple[dict[str, Member], dict[str, int]]:
-    """The active regions as people weigh and bound them, and the weights by which their stores know safe shares."""
+    """The active regions as people weigh and bound them, and the weights by which their stores know base shares."""
     settings, weights = catalogue.settings_of(quota_key), catalogue.weights_of(quota_key)
     members = {name: _member(spec, weight, settings.get(name, NOTHING_SET)) for name, weight in weights.items()}
     return members, {name: catalogue.regions[name].weight for name in weights}

@@ -10,12 +10,12 @@ KNOWN_AFTER_MS = 1_000  # one lost reply, or a coordinator that restarts, is not
 
 @dataclass(slots=True)
 class CoordinatorContact:
-    """What became of the latest exchanges."""
+    """The outcome of the latest exchanges."""
 
     failing_since_ms: int | None = None
-    is_refused: bool = False  # it answers, and refuses the exchange
+    is_refused: bool = False  # the coordinator answers, and refuses the exchange
     reason: str = ""
-    is_draining: bool = False  # it said that people drain the region
+    is_draining: bool = False  # the region is drained
 
     def failed(self, now_ms: int, reason: str, *, is_refused: bool) -> None:
         if self.failing_since_ms is None:

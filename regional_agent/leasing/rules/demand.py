@@ -1,7 +1,7 @@
-"""How many units a second are asked for: what the coordinator divides by.
+"""The demand for a quota in units per second, by which the coordinator divides an allowance.
 
-Two moving averages, one quick and one slow, and the higher of them: a rise is believed within a second, a short
-silence is not taken for an end.
+It is the higher of two moving averages, a quick and a slow one: a rise counts within a second, and a short silence is
+not taken for an end.
 """
 
 import math
@@ -33,11 +33,11 @@ class Demand:
     _slow: Average = field(default_factory=lambda: Average(SLOW_MS))
 
     def note(self, units: int, limit: int = MAX_UNITS) -> None:
-        """Count units that were asked for. No grant can exceed `limit`, so more than that at once is not demand."""
+        """Count requested units. No grant can exceed `limit`, so more than that at once is not demand."""
         self._units += min(units, limit)
 
     def per_second_milli(self, now_ms: int) -> int:
-        """Return thousandths of a unit per second, what was noted since the last call included.
+        """Return thousandths of a unit per second, including what was counted since the last call.
 
         It is at most MAX_UNITS, which is the most that a message carries.
         """

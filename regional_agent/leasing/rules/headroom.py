@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Headroom(NamedTuple):
-    """Of the leases that were looked at."""
+    """How many of a sample of leases can still admit something."""
 
     leases: int = 0
     dry: int = 0  # spent or expired, with nothing left of an overdraft

@@ -1,14 +1,14 @@
-"""What the coordinator refused for its own sake: kept out of later messages, and shown to people.
+"""Items that the coordinator refused as they are: left out of later messages, and shown to people.
 
-The same item would be refused again each time. It may be accepted later all the same, after a change of the limits or
-a release of the coordinator, so each is forgotten after a while.
+The same item would be refused each time. A change of the limits or of the coordinator may make it acceptable, so each
+is forgotten after a while.
 """
 
 from collections import OrderedDict
 from typing import NamedTuple
 
 SET_ASIDE_MS = 600_000
-MOST_ITEMS = 1_000  # beyond it the oldest is forgotten, and offered again
+MOST_ITEMS = 1_000  # beyond these the oldest is forgotten, and sent again
 
 
 class Refused(NamedTuple):

@@ -17,9 +17,9 @@ from protocol.limits.rates import (
     WINDOWS,
     Rate,
     RateAlgorithm,
+    base_rate,
     parse_duration_ms,
     parse_rate,
-    safe_share,
     share_of,
 )
 from protocol.messages import FrozenBatch, LeaseWant, body_hash
@@ -111,8 +111,8 @@ def test_what_is_no_rate_is_refused(text: str) -> None:
 @pytest.mark.parametrize("algorithm", sorted(WINDOWS))
 def test_a_window_is_what_may_pass_in_it(algorithm: str) -> None:
     assert parse_rate("1000/minute", algorithm) == (16_666_666, 1000, 60_000)
-    assert safe_share(parse_rate("10/hour", algorithm), 1, 3) == (925, 3, 3_600_000)
-    assert safe_share(parse_rate("2/hour", algorithm), 1, 3).burst == 1
+    assert base_rate(parse_rate("10/hour", algorithm), 1, 3) == (925, 3, 3_600_000)
+    assert base_rate(parse_rate("2/hour", algorithm), 1, 3).burst == 1
     with pytest.raises(ValueError, match=f"{algorithm} has no burst"):
         parse_rate("10/second, burst 20", algorithm)
     with pytest.raises(ValueError, match="a window"):
@@ -204,12 +204,12 @@ def test_what_is_in_shadow_bills_nothing_and_takes_nothing_of_what_is_enforced()
     st.lists(st.integers(0, 1_000_000), min_size=1, max_size=50),
 )
 def test_all_shares_together_never_exceed_the_rate(rate_micro: int, burst: int, weights: list[int]) -> None:
-    shares = [safe_share(Rate(rate_micro, burst), weight, sum(weights)) for weight in weights]
+    shares = [base_rate(Rate(rate_micro, burst), weight, sum(weights)) for weight in weights]
     assert sum(share.rate_micro for share in shares) <= rate_micro
     # A region that takes part can burst by one unit at least, so tiny bursts may add up to one a region.
     assert sum(share.burst for share in shares) <= max(burst, burst + len(weights) - 1)
     assert all((share.burst > 0) == (weight > 0) for share, weight in zip(shares, weights, strict=True))
-    assert safe_share(Rate(0, 0), 1, 1) == Rate(0, 0)
+    assert base_rate(Rate(0, 0), 1, 1) == Rate(0, 0)
     assert share_of(0, 1, 1) == 0
 
 

@@ -60,7 +60,7 @@ async def test_what_others_do_not_want_is_lent_once_they_have_given_it_up(stand:
 async def test_adaptive_gives_at_once_and_asks_the_others(stand: Stand, agents: list[Agent]) -> None:
     with stand.hub.subscribe("eu-west") as heard:
         given = await say(agents[0], 90)
-        # Who has said nothing wants less than half of its safe share: it would have spoken.
+        # Who has said nothing wants less than half of its base share: it would have spoken.
         assert (given.rate_micro, given.expires_in_ms) == (66_666_668, 1_000)
         while not (signals := await heard.take(10)):
             pass
@@ -328,7 +328,7 @@ async def test_ops_see_how_many_slots_may_be_in_use_where(stand: Stand, agents: 
     await say_slots(busy, 30)
     [shown] = (await rates(stand, "slots"))["data"]
     assert (shown["quota"], shown["limit"], shown["slot_ttl_ms"]) == (REPORTS, 30, 60_000)
-    in_use = {each["region"]: (each["most"], each["safe"], each["wanted"]) for each in shown["regions"]}
+    in_use = {each["region"]: (each["most"], each["base_share"], each["wanted"]) for each in shown["regions"]}
     assert in_use == {"us-east": (10, 10, 30), "eu-west": (10, 10, 0), "ap-south": (10, 10, None)}
     assert [each["region"] for each in shown["regions"] if each["last_seen_at"] is None] == ["ap-south"]
     assert (await rates(stand))["data"] == [], "they are no rate"

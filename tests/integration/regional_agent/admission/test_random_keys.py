@@ -32,7 +32,7 @@ async def forgotten(connection: StoreConnection, agent: Agent, ms: int) -> Surve
     A rate whose bucket ran empty is shared with other regions as long as it is asked for much: each report writes its
     demands and its share again, and they live from then on.
     """
-    await until(lambda: not any(cell.share_loop.spoken_of() for cell in agent.whole.cells))
+    await until(lambda: not any(cell.share_loop.reported_limits() for cell in agent.whole.cells))
     await age(connection, ms)
     return await survey(connection)
 

@@ -213,7 +213,7 @@ async def test_a_share_that_refuses_its_call_is_set_aside_and_the_others_are_hea
 
     async def is_heard() -> bool:
         await ask()
-        heard = {name for name, key in sharing._keys.items() if key.expires_ms}
+        heard = {name for name, key in sharing._limits.items() if key.share.expires_ms}
         return heard == {"pages:tenant=one", "pages:tenant=two"}
 
     await eventually(is_heard, True)

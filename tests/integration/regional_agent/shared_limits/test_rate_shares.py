@@ -49,7 +49,7 @@ class Asking:
     def left_ms(self) -> int:
         """For how long it has its share, if it hears no more."""
         sharing = self.agent.region.share_loop
-        return max((key.expires_ms for key in sharing.spoken_of()), default=0) - sharing.now_ms()
+        return max((limit.share.expires_ms for limit in sharing.reported_limits()), default=0) - sharing.now_ms()
 
     async def run(self) -> None:
         now = asyncio.get_running_loop().time
@@ -186,7 +186,7 @@ async def test_status_shows_what_is_shared(world: World, asking: list[Asking]) -
     asking[0].per_turn = 5
     await until_rate(asking[0].agent, lambda rate: rate > 2 * SAFE)
     [shown] = (await asking[0].agent.http.get("/v1/status")).json()["shares"]
-    assert (shown["quota"], shown["safe_micro"], shown["contended"]) == (KEY, SAFE, True)
-    assert shown["rate_micro"] > 2 * SAFE
+    assert (shown["quota"], shown["base_share_micro"], shown["contended"]) == (KEY, SAFE, True)
+    assert shown["share_micro"] > 2 * SAFE
     assert shown["demand_micro"] > 2 * SAFE
     assert 0 <= shown["overshoot_milli"] <= shown["bound_milli"] == LIMIT // 1000, "as published, and so far"

@@ -89,8 +89,8 @@ async def test_status_shows_how_slots_are_shared(world: World, agents: list[Agen
     held = await taken(agents[0])
     held.append(await until_taken(agents[0]))
     [shown] = (await agents[0].http.get("/v1/status")).json()["slot_shares"]
-    assert (shown["quota"], shown["safe"], shown["contended"]) == (KEY, SAFE, True)
-    assert shown["units"] > SAFE
+    assert (shown["quota"], shown["base_share"], shown["contended"]) == (KEY, SAFE, True)
+    assert shown["share"] > SAFE
 
 
 async def test_quiet_slots_cost_no_message(world: World, agents: list[Agent]) -> None:

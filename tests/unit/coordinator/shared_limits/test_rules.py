@@ -8,6 +8,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from benchmarks.allocation import shares as regional
+from benchmarks.allocation.shares import StoredShare, share_of_grant
 from coordinator.shared_limits.rules import (
     CARRIED,
     KEPT_MS,
@@ -29,8 +31,6 @@ from coordinator.shared_limits.rules import (
     terms_of,
 )
 from protocol.limits.rates import Sharing
-from regional_agent.shared_limits import rules as regional
-from regional_agent.shared_limits.rules import Share, share_of_grant
 
 LIMIT = 90_000_000
 rates = st.integers(0, 10**13)
@@ -83,7 +83,7 @@ def test_who_wants_more_gets_no_less_and_nobody_else_gets_more(
 @pytest.mark.parametrize(
     ("demands", "shares"),
     [
-        ([0, 0, 0], [30, 30, 30]),  # nobody wants anything: each has its safe share
+        ([0, 0, 0], [30, 30, 30]),  # nobody wants anything: each has its base share
         ([90, 90, 90], [30, 30, 30]),
         ([10, 90, 90], [10, 40, 40]),  # what one does not want goes to the others
         ([10, 20, 900], [10, 20, 60]),
@@ -149,7 +149,7 @@ def test_who_could_give_something_up_is_asked_and_not_again_at_once() -> None:
     assert share_out(shared, of_c, of, 1100).asked == []
     assert share_out(shared, of_c, of, 1500).asked == ["a", "b"]
     quiet = Shared(0, 0)
-    assert share_out(quiet, of_c._replace(demand_micro=20_000_000), of, 1000).asked == [], "its safe share is enough"
+    assert share_out(quiet, of_c._replace(demand_micro=20_000_000), of, 1000).asked == [], "its base share is enough"
 
 
 def test_what_was_forgotten_lets_nobody_grow_until_all_have_spoken() -> None:
@@ -259,7 +259,7 @@ def test_more_is_never_given_ahead_than_fits_beside_what_lasts_longer() -> None:
 class Region:
     """A region's store and what is on its way, to it and from it."""
 
-    share: Share = field(default_factory=Share)
+    share: StoredShare = field(default_factory=StoredShare)
     demand_micro: int = 0
     is_contended: bool = False
     spent: int = 0  # since it told of it, in thousand-millionths of a unit
@@ -280,7 +280,7 @@ class World:
     most_over: int = 0
 
     def rate_of(self, name: str) -> int:
-        return self.regions[name].share.in_force_micro(self.now_ms * 1000, self.terms.safe_micro(name))
+        return self.regions[name].share.in_force_micro(self.now_ms * 1000, self.terms.base_share_micro(name))
 
     @property
     def in_force_micro(self) -> int:
@@ -323,7 +323,7 @@ class World:
         name, grant, sent_ms = self.replies[place] if keep else self.replies.pop(place)
         region, sent_us = self.regions[name], sent_ms * 1000
         told = share_of_grant(grant.number, grant.rate_micro, grant.after_micro, grant.expires_in_ms, sent_us)
-        region.share = region.share.heard(told, sent_us, self.now_ms * 1000)
+        region.share = region.share.replaced_by(told, sent_us, self.now_ms * 1000)
         region.is_contended = grant.is_contended
 
     def talk(self, name: str, there_ms: int) -> None:
@@ -409,7 +409,7 @@ def test_who_was_cut_off_has_its_safe_share_again_and_nobody_else_has_it_then(si
 
 
 def test_what_was_forgotten_is_not_taken_for_owed() -> None:
-    """One region's share, beside the safe shares of those that have not spoken yet, is more than the limit."""
+    """One region's share, beside the base shares of those that have not spoken yet, is more than the limit."""
     world = agreed(Sharing.STRICT, a=40, b=0, c=0)
     world.report("a")
     world.shared = Shared(world.now_ms, world.now_ms)

@@ -129,19 +129,19 @@ def test_what_is_due_is_what_a_look_at_all_would_find(steps: list[tuple[str, int
         assert set(quotas._schedule.waiting) == {each.name for each in quotas._schedule if each.waiting}
 
 
-def test_rates_beyond_the_bound_take_the_place_of_those_that_are_not_spoken_of(
+def test_rates_beyond_the_bound_take_the_place_of_those_that_are_not_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(share_loop_module, "MOST_KEYS", 10)
+    monkeypatch.setattr(share_loop_module, "MOST_LIMITS", 10)
     nobody: Any = SimpleNamespace()
     sharing = ShareLoop("an agent", nobody, nobody, nobody, nobody, nobody, StandingClock())
     for number in range(10):
-        key = sharing._new(f"api:tenant=t{number}", Rate(1_000_000, 10), 0)
+        key = sharing._follow(f"api:tenant=t{number}", Rate(1_000_000, 10), 0)
         if number != 4:
-            sharing._speak_of(key, 1)
-    sharing._new("api:tenant=new", Rate(1_000_000, 10), 0)
-    assert "api:tenant=t4" not in sharing._keys
-    sharing._speak_of(sharing._keys["api:tenant=new"], 1)
-    sharing._new("api:tenant=newer", Rate(1_000_000, 10), 0)
-    assert len(sharing._keys) == 10
-    assert "api:tenant=t0" not in sharing._keys
+            sharing._report_at(key, 1)
+    sharing._follow("api:tenant=new", Rate(1_000_000, 10), 0)
+    assert "api:tenant=t4" not in sharing._limits
+    sharing._report_at(sharing._limits["api:tenant=new"], 1)
+    sharing._follow("api:tenant=newer", Rate(1_000_000, 10), 0)
+    assert len(sharing._limits) == 10
+    assert "api:tenant=t0" not in sharing._limits

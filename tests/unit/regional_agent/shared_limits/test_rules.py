@@ -6,16 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.allocation.shares import StoredShare, kept_micro, share_of_grant
 from regional_agent.shared_limits.rules import (
     RateDemand,
-    Share,
-    cannot_wait,
     has_fallen,
-    is_to_confirm,
-    kept_micro,
-    needs_no_message,
-    share_of_grant,
-    wanted_micro,
+    is_urgent,
+    needs_confirmation,
+    needs_no_report,
+    requested_micro,
 )
 
 PARTS = 1_000_000_000
@@ -27,21 +25,21 @@ def test_a_share_lasts_and_then_falls_back_and_then_is_the_safe_one() -> None:
     ages_s = (0, 7.999, 8, 39.999, 40)
     assert [GIVEN.in_force_micro(int(age * SECOND_US), 30) for age in ages_s] == [80, 80, 20, 20, 30]
     assert [GIVEN.number_at(int(age * SECOND_US)) for age in (39.999, 40)] == [5, 0]
-    assert Share().in_force_micro(0, 30) == 30
+    assert StoredShare().in_force_micro(0, 30) == 30
 
 
 def test_only_a_newer_share_is_heard_and_none_that_comes_late() -> None:
     newer = share_of_grant(6, 90, 20, 8_000, sent_us=SECOND_US)
-    assert GIVEN.heard(newer, SECOND_US, 6 * SECOND_US) == newer
-    assert GIVEN.heard(newer, SECOND_US, 6 * SECOND_US + 1) == GIVEN
-    assert newer.heard(GIVEN, 0, SECOND_US) == newer
-    assert GIVEN.heard(GIVEN._replace(rate_micro=99), 0, 1) == GIVEN
-    assert newer.heard(GIVEN, 41 * SECOND_US, 41 * SECOND_US) == GIVEN, "what is over is forgotten"
+    assert GIVEN.replaced_by(newer, SECOND_US, 6 * SECOND_US) == newer
+    assert GIVEN.replaced_by(newer, SECOND_US, 6 * SECOND_US + 1) == GIVEN
+    assert newer.replaced_by(GIVEN, 0, SECOND_US) == newer
+    assert GIVEN.replaced_by(GIVEN._replace(rate_micro=99), 0, 1) == GIVEN
+    assert newer.replaced_by(GIVEN, 41 * SECOND_US, 41 * SECOND_US) == GIVEN, "what is over is forgotten"
 
 
 @given(st.integers(0, 10**13), st.integers(0, 10**13), st.integers(0, 10**13), st.integers(0, 50_000_000))
 def test_who_gives_up_has_less_at_every_moment(rate: int, after: int, to: int, age_us: int) -> None:
-    share = Share(1, max(rate, after), min(rate, after), 8_000_000, 40_000_000)
+    share = StoredShare(1, max(rate, after), min(rate, after), 8_000_000, 40_000_000)
     lowered = share.lowered(to)
     assert lowered.in_force_micro(age_us, 7) == (
         7 if age_us >= 40_000_000 else min(to, share.in_force_micro(age_us, 7))
@@ -49,11 +47,11 @@ def test_who_gives_up_has_less_at_every_moment(rate: int, after: int, to: int, a
 
 
 def test_when_to_speak() -> None:
-    assert needs_no_message(49, 100)
-    assert not needs_no_message(50, 100)
-    assert cannot_wait(29 * PARTS, 100, demand_micro=121, rate_micro=100)
-    assert not cannot_wait(30 * PARTS, 100, demand_micro=121, rate_micro=100)
-    assert not cannot_wait(0, 100, demand_micro=120, rate_micro=100)
+    assert needs_no_report(49, 100)
+    assert not needs_no_report(50, 100)
+    assert is_urgent(29 * PARTS, 100, demand_micro=121, share_micro=100)
+    assert not is_urgent(30 * PARTS, 100, demand_micro=121, share_micro=100)
+    assert not is_urgent(0, 100, demand_micro=120, share_micro=100)
 
 
 @pytest.mark.parametrize(("told", "rate", "fallen"), [(100, 100, 80), (100, 50, 40), (50, 100, 40)])
@@ -63,10 +61,10 @@ def test_a_fall_by_a_fifth_is_said_at_once(told: int, rate: int, fallen: int) ->
 
 
 def test_what_was_lowered_by_more_than_a_trifle_is_confirmed() -> None:
-    assert is_to_confirm(6400, 6299, is_contended=True)
-    assert not is_to_confirm(6400, 6300, is_contended=True)
-    assert not is_to_confirm(6400, 0, is_contended=False)
-    assert not is_to_confirm(0, 6400, is_contended=True)
+    assert needs_confirmation(6400, 6299, is_contended=True)
+    assert not needs_confirmation(6400, 6300, is_contended=True)
+    assert not needs_confirmation(6400, 0, is_contended=False)
+    assert not needs_confirmation(0, 6400, is_contended=True)
 
 
 def test_where_others_want_more_only_what_is_wanted_is_kept() -> None:
@@ -80,15 +78,15 @@ def test_where_others_want_more_only_what_is_wanted_is_kept() -> None:
     [(50, 80), (60, 75), (100, 55), (48, 81), (20, 90), (0, 90)],  # a half is 50, to be reached in two seconds
 )
 def test_what_is_in_the_bucket_is_used_before_others_lack_it(units: int, wanted: int) -> None:
-    asked = wanted_micro(80_000_000, units * PARTS, 100, is_contended=True)
+    asked = requested_micro(80_000_000, units * PARTS, 100, is_contended=True)
     assert asked == wanted * 1_000_000
-    assert wanted_micro(80_000_000, units * PARTS, 100, is_contended=False) == 80_000_000
+    assert requested_micro(80_000_000, units * PARTS, 100, is_contended=False) == 80_000_000
 
 
 def test_a_bucket_that_holds_for_long_asks_for_nothing_and_is_not_filled_at_once() -> None:
-    assert wanted_micro(80_000_000, 10**6 * PARTS, 10**6, is_contended=True) == 0
-    assert wanted_micro(80_000_000, 0, 10**6, is_contended=True) == 90_000_000
-    assert wanted_micro(0, 0, 10**6, is_contended=True) == 0
+    assert requested_micro(80_000_000, 10**6 * PARTS, 10**6, is_contended=True) == 0
+    assert requested_micro(80_000_000, 0, 10**6, is_contended=True) == 90_000_000
+    assert requested_micro(0, 0, 10**6, is_contended=True) == 0
 
 
 # --- demand -----------------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import pytest
 
 from protocol.limits.rates import Rate
 from protocol.messages import RateReport, RateShare, SharesRequest, SharesResponse, SlotReport, SlotShare
-from regional_agent.shared_limits.rules import RateDemand
-from regional_agent.shared_limits.share_loop import Key, ShareLoop
+from regional_agent.shared_limits.share_loop import ShareLoop
+from regional_agent.shared_limits.shared_limit import followed
 from regional_agent.store.types import (
     AgentRateDemand,
     AgentSlotDemand,
@@ -68,10 +68,10 @@ async def test_a_share_falls_as_long_after_it_was_asked_for_however_late_the_rep
     coordinator: Any = SlowCoordinator(store, clock)
     sharing = ShareLoop("an agent", scripts, nobody, nobody, coordinator, nobody, clock)
     keys = [
-        Key(API, Rate(1_000_000, 10), RateDemand(0)),
-        Key(JOBS, SlotCharge(JOBS, 1, 9, 300_000, safe=3), RateDemand(0)),
+        followed(API, Rate(1_000_000, 10), 0),
+        followed(JOBS, SlotCharge(JOBS, 1, 9, 300_000, base_share=3), 0),
     ]
     await sharing._exchange(StoreIncarnation("an incarnation", 1, 4), {key.quota: key for key in keys}, clock.now_ms)
     assert store.heard == [("rates", 7), ("slots", 7)]
-    assert [key.expires_ms for key in keys] == [1_000 + LASTS_MS] * 2
+    assert [key.share.expires_ms for key in keys] == [1_000 + LASTS_MS] * 2
     assert [key.due_ms for key in keys] == [1_000 + 2_000] * 2, "and is asked for anew"
