@@ -89,9 +89,7 @@ class CoordinatorClient:
 
     async def _newer(self, path: str, since: int | None, type_: type[T]) -> T | None:
         params = {} if since is None else {"since": since}
-        known = (
-            self._tags.get(path) if since is not None else None
-        )  # a restored ledger counts versions from an older number
+        known = self._tags.get(path) if since is not None else None  # a restored ledger repeats numbers
         headers = {"If-None-Match": known} if known else {}
         try:
             answer = await self._http.get(path, params=params, headers=headers, timeout=LONG_POLL_S)

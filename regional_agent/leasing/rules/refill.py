@@ -12,8 +12,8 @@ LONGEST_PAUSE_MS = 30_000
 RETRY_MS = 250
 
 
-# A grant that lasts for longer than this is refilled at its half: refills are rare anyway, and the rest has to outlast an
-# outage of the coordinator. A month's grant lasts for 120 s, so a minute's demand is always left of it.
+# A grant that lasts for longer than this is refilled at its half: refills are rare anyway, and the rest has to outlast
+# an outage of the coordinator. A month's grant lasts for 120 s, so a minute's demand is always left of it.
 LONG_GRANT_MS = 30_000
 
 
