@@ -136,7 +136,7 @@ async def test_the_last_known_are_there_without_the_coordinator(world: World, tm
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("policies.json", "blocks.json")] == [0o600, 0o600]
     world.weather.swallows_requests = True
     kept = json.loads((tmp_path / "policies.json").read_text())
-    kept["heard_at_ms"] -= 3_600_000  # it was an hour ago
+    kept["received_at_ms"] -= 3_600_000  # it was an hour ago
     (tmp_path / "policies.json").write_text(json.dumps(kept))
     async with running(world.settings("us-east", state_dir=tmp_path)) as agent:
         await until(lambda: agent.region.admission.policies is not None and agent.region.admission.blocks is not None)
@@ -170,10 +170,10 @@ async def test_a_poll_that_is_stuck_is_made_anew_when_a_reply_names_a_version(wo
         await asyncio.get_running_loop().create_future()
 
     feed._ask = stuck
-    feed.heard_of(1)  # makes the poll that waits now anew, and that one hangs
+    feed.on_version(1)  # makes the poll that waits now anew, and that one hangs
     await until(lambda: asked == [0])
     for _ in range(3):
-        feed.heard_of(2)
+        feed.on_version(2)
         await asyncio.sleep(0)
     await until(lambda: asked == [0, 0])
     assert (await agent.http.get("/readyz")).status_code == 200
