@@ -169,7 +169,7 @@ async def test_a_poll_that_is_stuck_is_made_anew_when_a_reply_names_a_version(wo
         asked.append(since)
         await asyncio.get_running_loop().create_future()
 
-    feed._ask = stuck
+    feed._poll = stuck
     feed.on_version(1)  # makes the poll that waits now anew, and that one hangs
     await until(lambda: asked == [0])
     for _ in range(3):
