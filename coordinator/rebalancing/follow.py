@@ -1,7 +1,7 @@
-"""See rebalances through: by any coordinator, each step once, and again where nothing was heard.
+"""See rebalances through: notify regions until they have answered, and end moves that are complete or cannot proceed.
 
-What is asked for comes back, and goes on, with the exchanges of the regions that are concerned (apply_exchange.py).
-Here they are asked, for as long as there is something to ask for, and what can come no further is ended and told why.
+Units are returned and regranted in the exchanges of the regions (coordinator/exchange). Any coordinator may do each
+step here, and a step that is done twice changes nothing.
 """
 
 from datetime import datetime
@@ -21,25 +21,26 @@ from coordinator.limits.read_catalogue import read_catalogue
 from coordinator.limits.version import lock_catalogue
 from coordinator.notice import Notice
 from coordinator.rebalancing.moves import end_moves, move_of_row
-from coordinator.rebalancing.read_rebalances import CANCELLED, Rebalance, read_rebalance
-from coordinator.rebalancing.rebalance import tables_of
-from coordinator.rebalancing.rules.division import Move, fetched_by, recalled_by
-from coordinator.rebalancing.rules.plan import Fate, Table, fate_of
+from coordinator.rebalancing.planning import divided_pools
+from coordinator.rebalancing.read_rebalances import read_rebalance
+from coordinator.rebalancing.rules.division import Move, fetch_notice, recall_notice
+from coordinator.rebalancing.rules.plan import DividedPool, MoveEnd, end_of_move
+from coordinator.rebalancing.schemas import CANCELLED, Rebalance
 from coordinator.regions.put_region import ACTIVE, put_region
 from protocol.clock import Clock
 
 
 async def follow_rebalances(database: Database, documents: Documents, clock: Clock) -> None:
-    """All that run, each on its own."""
+    """Follow every running rebalance, each in its own transaction."""
     rows = await database.read(lambda c: c.fetch("SELECT id FROM rebalance WHERE state = 'running' ORDER BY version"))
     for (id_,) in rows:
         await database.run(lambda c, id_=id_: follow(c, documents, id_, clock.now()))  # type: ignore[misc]
 
 
 async def follow(connection: Connection, documents: Documents, id_: UUID, now: datetime) -> None:
-    row = await connection.fetchrow(_HELD, id_)
+    row = await connection.fetchrow(_LOCK, id_)
     if row is None:
-        return  # somebody else ended it
+        return  # it has ended meanwhile
     if row["region"] is not None:
         await _follow_drain(connection, row, now)
     else:
@@ -47,16 +48,17 @@ async def follow(connection: Connection, documents: Documents, id_: UUID, now: d
 
 
 async def cancel_rebalance(connection: Connection, id_: UUID, by: Actor, now: datetime) -> Rebalance | None:
-    """What is done stays done; what had come back is for whoever asks. A region that was being drained is restored.
+    """Cancel a rebalance, or return None if there is none of this id. One that has ended stays as it is.
 
-    None if there is no such rebalance. One that has ended stays as it is.
+    Units that were moved stay where they are, and returned ones may be granted to any region. A region that is being
+    drained is restored.
     """
     await lock_catalogue(connection)
-    row = await connection.fetchrow(_HELD, id_)
+    row = await connection.fetchrow(_LOCK, id_)
     if row is not None:
         moves = await _open_moves(connection, id_)
         await lock_pools(connection, {move.key for move in moves}, ())
-        moves = await _open_moves(connection, id_)  # once more: by now they may have come further
+        moves = await _open_moves(connection, id_)  # read again: they may have proceeded before the lock
         await end_moves(connection, [(move, CANCELLED) for move in moves], now)
         if row["region"] is not None:
             await put_region(connection, row["region"], None, ACTIVE, by, now)
@@ -66,30 +68,30 @@ async def cancel_rebalance(connection: Connection, id_: UUID, by: Actor, now: da
     return await read_rebalance(connection, id_)
 
 
-# --- units from region to region --------------------------------------------------------------------------------------
+# --- moves --------------------------------------------------------------------------------------
 
 
 async def _follow_moves(connection: Connection, documents: Documents, row: asyncpg.Record, now: datetime) -> None:
     keys = {move.key for move in await _open_moves(connection, row["id"])}
     pools = await lock_pools(connection, keys, ())
     catalogue = await read_catalogue(connection, documents, [key.quota for key in keys], now)
-    tables = {table.key: table for table in await tables_of(connection, catalogue, pools)}
+    pools_of_moves = {pool.key: pool for pool in await divided_pools(connection, catalogue, pools)}
     moves = await _open_moves(connection, row["id"])
-    fates = [(move, _fate(move, tables[move.key], pools[move.key].period_is_open, row, now)) for move in moves]
-    ended = [(move, fate.why) for move, fate in fates if fate]
+    ends = [(move, _end_of(move, pools_of_moves[move.key], pools[move.key].period_is_open, row, now)) for move in moves]
+    ended = [(move, end.reason) for move, end in ends if end]
     await end_moves(connection, ended, now)
-    going = [move for move, fate in fates if not fate]
-    await notify(connection, [notice for move in going for notice in _asked(move, tables[move.key], now)])
+    going = [move for move, end in ends if not end]
+    await notify(connection, [notice for move in going for notice in _notices_of(move, pools_of_moves[move.key], now)])
     if not going:
         await _end_moves(connection, row, now)
 
 
-def _fate(move: Move, table: Table, period_is_open: bool, row: asyncpg.Record, now: datetime) -> Fate | None:
-    return fate_of(move, table, row["created_at"], now, period_is_open=period_is_open)
+def _end_of(move: Move, pool: DividedPool, period_is_open: bool, row: asyncpg.Record, now: datetime) -> MoveEnd | None:
+    return end_of_move(move, pool, row["created_at"], now, period_is_open=period_is_open)
 
 
-def _asked(move: Move, table: Table, now: datetime) -> list[Notice]:
-    return [notice for notice in (recalled_by(move, table.leases, now), fetched_by(move)) if notice]
+def _notices_of(move: Move, pool: DividedPool, now: datetime) -> list[Notice]:
+    return [notice for notice in (recall_notice(move, pool.leases, now), fetch_notice(move)) if notice]
 
 
 async def _open_moves(connection: Connection, id_: UUID) -> list[Move]:
@@ -101,13 +103,13 @@ async def _end_moves(connection: Connection, row: asyncpg.Record, now: datetime)
     await _end(connection, row, "partial" if reasons else "done", ", ".join(reasons) or None, now)
 
 
-# --- a region that is emptied -----------------------------------------------------------------------------------------
+# --- drains -----------------------------------------------------------------------------------------
 
 
 async def _follow_drain(connection: Connection, row: asyncpg.Record, now: datetime) -> None:
-    """Until it holds nothing. What it cannot be asked about waits in suspense, when its lease has run out."""
-    outstanding, suspense = await connection.fetchrow(_LEFT, row["region"]) or (0, 0)
-    await connection.execute(_COME, row["id"], outstanding)
+    """Recall what the region holds, until it holds nothing. Expired leases of a silent region end in suspense."""
+    outstanding, suspense = await connection.fetchrow(_STILL_HELD, row["region"]) or (0, 0)
+    await connection.execute(_SET_RETURNED, row["id"], outstanding)
     if outstanding:
         await recall_region(connection, row["region"])
     else:
@@ -121,15 +123,15 @@ async def _end(connection: Connection, row: asyncpg.Record, state: str, reason: 
 
 
 REBALANCES_RUNNING = "EXISTS (SELECT FROM rebalance WHERE state = 'running')"  # the job has work
-_HELD = "SELECT * FROM rebalance WHERE id = $1 AND state = 'running' FOR UPDATE"
+_LOCK = "SELECT * FROM rebalance WHERE id = $1 AND state = 'running' FOR UPDATE"
 _OPEN = "SELECT * FROM rebalance_move WHERE rebalance = $1 AND ended_at IS NULL ORDER BY number"
 _REASONS = """
 SELECT coalesce(array_agg(DISTINCT reason ORDER BY reason) FILTER (WHERE reason IS NOT NULL), '{}')
 FROM rebalance_move WHERE rebalance = $1
 """
 _END = "UPDATE rebalance SET state = $2, reason = $3, ended_at = $4 WHERE id = $1"
-_COME = "UPDATE rebalance SET returned = greatest(0, recalled - $2) WHERE id = $1"
-_LEFT = """
+_SET_RETURNED = "UPDATE rebalance SET returned = greatest(0, recalled - $2) WHERE id = $1"
+_STILL_HELD = """
 SELECT coalesce(sum(outstanding), 0), coalesce(sum(suspense), 0) FROM lease
 WHERE region = $1 AND (outstanding > 0 OR suspense > 0)
 """

@@ -1,4 +1,4 @@
-"""Moves: units that people bring from region to region. Whoever reads or writes those of a pool holds the pool."""
+"""Read and write moves of units between regions. A caller holds the lock of the moves' pools."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -10,11 +10,11 @@ from coordinator.database.connection import Connection
 from coordinator.database.expect import expect_rows
 from coordinator.exchange.rules.balances import Key
 from coordinator.rebalancing.rules.division import Move
-from coordinator.rebalancing.rules.plan import Planned
+from coordinator.rebalancing.rules.plan import PlannedMove
 
 
 async def read_moves(connection: Connection, keys: Collection[Key]) -> list[Move]:
-    """All that are open, the oldest first."""
+    """Return the open moves of these pools, oldest first."""
     if not keys:
         return []
     rows = await connection.fetch(_OPEN, [key.quota for key in keys], [key.period for key in keys])
@@ -35,7 +35,7 @@ def move_of_row(row: Any) -> Move:
     )
 
 
-async def begin_moves(connection: Connection, rebalance: UUID, planned: Sequence[Planned]) -> list[Move]:
+async def begin_moves(connection: Connection, rebalance: UUID, planned: Sequence[PlannedMove]) -> list[Move]:
     moves = [
         Move(rebalance, number, each.key, each.source, each.target, each.units)
         for number, each in enumerate(planned, 1)
@@ -48,19 +48,19 @@ async def begin_moves(connection: Connection, rebalance: UUID, planned: Sequence
 
 
 async def end_moves(connection: Connection, ended: Sequence[tuple[Move, str | None]], now: datetime) -> None:
-    """Each with the reason, if it ended before all of it was there."""
+    """End moves, each with the reason if it is incomplete."""
     await connection.executemany(_END, [(*move.name, reason, now) for move, reason in ended])
     await _count(connection, [move for move, _ in ended], -1)
 
 
 async def _count(connection: Connection, moves: Sequence[Move], by: int) -> None:
-    """Where there are none, nobody looks for them. The pool of a closed period stays as it is."""
+    """Count the open moves of each pool, so that pools without any are not searched. Closed periods do not change."""
     counted = Counter(move.key for move in moves)
     await connection.executemany(_COUNT, [(*key, by * number) for key, number in sorted(counted.items())])
 
 
 async def write_moves(connection: Connection, moves: Sequence[Move]) -> None:
-    """How far they have come."""
+    """Write the progress of moves."""
     if moves:
         rows = await connection.fetch(
             _WRITE,

@@ -1,4 +1,4 @@
-"""Who holds what: of each allowance how its units are spread over the regions, as the ledger was last told."""
+"""Read allocations: how the units of each allowance are divided over regions, as they last reported."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -70,7 +70,7 @@ class Allocation(Struct, frozen=True, kw_only=True):
 
 
 class AllocationFilter(NamedTuple):
-    """Empty: any. Without a period those that run, and those that are over and not all accounted for."""
+    """Which allowances are wanted; without a condition all. Without periods, those that run or are not accounted for."""
 
     quotas: Sequence[str] = ()
     tenants: Sequence[str] = ()

@@ -17,18 +17,16 @@ from coordinator.http.pagination import PageLinks, PageQuery
 from coordinator.http.parameters import Several, Text, path_id
 from coordinator.rebalancing import follow
 from coordinator.rebalancing.read_allocations import Allocation, AllocationFilter, read_allocations
-from coordinator.rebalancing.read_rebalances import Rebalance, read_rebalance, read_rebalances
-from coordinator.rebalancing.rebalance import (
-    Busy,
-    Changed,
-    Faulty,
-    Impossible,
-    RebalanceRequest,
+from coordinator.rebalancing.read_rebalances import read_rebalance, read_rebalances
+from coordinator.rebalancing.rebalance import RebalanceRequest, begin_rebalance, plan_rebalance
+from coordinator.rebalancing.refusals import (
+    InvalidRebalance,
+    NewerRebalances,
+    NothingToMove,
+    RebalanceRunning,
     Refusal,
-    begin_rebalance,
-    plan_rebalance,
 )
-from coordinator.rebalancing.schemas import RebalanceBody
+from coordinator.rebalancing.schemas import Rebalance, RebalanceBody
 from coordinator.shared_limits.read_shares import SharedRate, SharedSlots, ShareQuestion, read_rates, read_slots
 from coordinator.state import Coordinator, CoordinatorDep
 from web.bodies import reply
@@ -182,16 +180,16 @@ def _response(answer: Rebalance | Refusal, status: int) -> Response:
 
 
 def _problem_of(refusal: Refusal) -> Problem:
-    if isinstance(refusal, Faulty):
+    if isinstance(refusal, InvalidRebalance):
         return refused_all([InvalidParameter(*fault) for fault in refusal.faults])
-    if isinstance(refusal, Changed):
+    if isinstance(refusal, NewerRebalances):
         since = [to_builtins(structs.replace(each, moves=[])) for each in refusal.since]
         detail = f"Other rebalances have begun since: {'; '.join(map(_sentence, refusal.since))}."
         return Problem("precondition-failed", detail, extra={"changed": since})
-    if isinstance(refusal, Busy):
+    if isinstance(refusal, RebalanceRunning):
         detail = "Another rebalance moves units of the same allowance. Wait for its end, or cancel it."
         return Problem("rebalance-running", detail, extra={"rebalance": str(refusal.other)})
-    if isinstance(refusal, Impossible):
+    if isinstance(refusal, NothingToMove):
         cannot = refusal.plan.cannot
         detail = "; ".join(f"{each.units} of {each.quota}: {each.region}: {each.reason}" for each in cannot)
         return Problem("rebalance-impossible", detail, extra={"cannot": to_builtins(cannot)})

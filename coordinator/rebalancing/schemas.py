@@ -1,13 +1,19 @@
-"""What people may ask of the division of quotas over regions. With `dry_run` they ask only what would be done."""
+"""Bodies and views of rebalances."""
 
+from datetime import datetime
 from typing import Annotated, Any, Literal, TypeAlias
+from uuid import UUID
 
 from fastapi import Body
+from msgspec import Struct, field
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from coordinator.http.parameters import Limit, PositiveUnits, QuotaKey, RegionName
+from coordinator.rebalancing.rules.plan import Plan
 from coordinator.rebalancing.rules.region_settings import MAX_WEIGHT
 from web.strict_routes import BodyModel
+
+# --- bodies -----------------------------------------------------------------------------------------------------------
 
 
 class _RebalanceBody(BodyModel):
@@ -81,3 +87,52 @@ class Restore(_RebalanceBody):
 
 AnyRebalance: TypeAlias = MoveUnits | Weigh | EvenOut | Drain | Restore
 RebalanceBody = Annotated[AnyRebalance, Body(discriminator="mode")]
+
+
+# --- views ------------------------------------------------------------------------------------------------------------
+
+RUNNING, CANCELLED = "running", "cancelled"
+
+
+class Progress(Struct, frozen=True):
+    recalled: int  # units to move
+    returned: int  # of these, what sources have returned; of a drain, what is accounted for
+    regranted: int  # of these, what targets were granted
+
+
+class RebalanceMove(Struct, frozen=True, kw_only=True):
+    quota: str
+    period: str
+    source: str = field(name="from")
+    target: str | None = field(name="to")
+    units: int
+    returned: int
+    regranted: int
+    reason: str | None  # why it ended incomplete
+    ended_at: datetime | None
+
+
+class AwaitedRegion(Struct, frozen=True):
+    """A region that has units to return or to fetch."""
+
+    region: str
+    what: str  # return: units to return; fetch: units that are ready for it
+    quota: str
+    units: int
+    last_seen_at: datetime | None  # when it was last heard about this quota
+
+
+class Rebalance(Struct, frozen=True, kw_only=True):
+    id: UUID | None  # null for a plan
+    version: int  # for a plan, that of the newest rebalance
+    mode: str
+    request: dict[str, Any]
+    state: str  # planned | running | done | partial | cancelled
+    reason: str | None
+    plan: Plan
+    progress: Progress
+    moves: list[RebalanceMove]
+    waits_for: list[AwaitedRegion]
+    created_at: datetime
+    created_by: str
+    ended_at: datetime | None

@@ -160,17 +160,17 @@ def _only_harmless(granted: ToRegion, booked: list[tuple[str | None, Transfer]])
 
 def _not_of_units(moves: list[Before], granted: ToRegion, returned: ToRegion) -> Iterator[str]:
     """Find moves whose progress is no return of the source or no grant to the target."""
-    back, arrived, travelled = ToRegion(), ToRegion(), ToRegion()
+    back, note_regranted, travelled = ToRegion(), ToRegion(), ToRegion()
     for move, was_returned, was_regranted in moves:
         if not 0 <= move.regranted <= move.returned <= move.units and move.target:
             yield f"{move}"
         back[move.key, move.source] += move.returned - was_returned
         if move.target:
-            arrived[move.key, move.target] += move.regranted - was_regranted
+            note_regranted[move.key, move.target] += move.regranted - was_regranted
             travelled[move.key, move.target] += was_returned - was_regranted
     for name, units in back.items():
         if units > returned[name]:
             yield f"{name}: {units} back, {returned[name]} returned"
-    for name, units in arrived.items():
+    for name, units in note_regranted.items():
         if not min(granted[name], travelled[name]) <= units <= granted[name]:
-            yield f"{name}: {units} arrived, {granted[name]} granted, {travelled[name]} were on their way"
+            yield f"{name}: {units} note_regranted, {granted[name]} granted, {travelled[name]} were on their way"

@@ -82,11 +82,11 @@ from coordinator.rebalancing.rules.division import (
     by_weight,
     debitable,
     division_of,
-    fetched_by,
+    fetch_notice,
     funded_for,
-    recalled_by,
+    recall_notice,
 )
-from coordinator.rebalancing.rules.plan import Plan, Planner, Table, fate_of, plan_of
+from coordinator.rebalancing.rules.plan import DividedPool, Plan, Planner, end_of_move, plan_of
 from coordinator.rebalancing.rules.region_settings import Setting, Settings
 from coordinator.suspense.rules import EpochEnd, ResolutionKind, ResolutionRefusal, propose, resolve, resolve_late
 from coordinator.suspense.rules import Terms as Agreed
@@ -387,7 +387,7 @@ class LedgerModel:
             move = Move(id_, number, each.key, each.source, each.target, each.units)
             transaction.writes |= {Name("move", move.name): move, Name("rebalance", id_): now}
             transaction.notices += [
-                notice for notice in [recalled_by(move, self._read_leases(pools, (), pools), now)] if notice
+                notice for notice in [recall_notice(move, self._read_leases(pools, (), pools), now)] if notice
             ]
         return plan, transaction
 
@@ -400,10 +400,10 @@ class LedgerModel:
         for move in moves:
             begun_at, is_open = self.rows["rebalance"][id_], pools[move.key].period_is_open
             table = tables[move.key]
-            if fate_of(move, table, begun_at, now, period_is_open=is_open):
+            if end_of_move(move, table, begun_at, now, period_is_open=is_open):
                 transaction.writes[Name("move", move.name)] = None
             else:
-                hints = recalled_by(move, table.leases, now), fetched_by(move)
+                hints = recall_notice(move, table.leases, now), fetch_notice(move)
                 transaction.notices += [notice for notice in hints if notice]
         return transaction
 
@@ -411,14 +411,14 @@ class LedgerModel:
         moves = [move for move in self._open_moves() if move.rebalance == id_]
         return Transaction({Name("move", move.name): None for move in moves})
 
-    def _tables(self, pools: Mapping[Key, LockedPool], now: datetime) -> list[Table]:
+    def _tables(self, pools: Mapping[Key, LockedPool], now: datetime) -> list[DividedPool]:
         catalogue = self.catalogue([key.quota for key in pools], now)
         divisions = locking.divisions_of(catalogue, pools, self._open_moves(pools))
         leases = self._read_leases(pools, (), pools)
         current = {epoch.region for epoch in self.epochs.values() if epoch.state is EpochState.CURRENT}
         regions = {region for region in current if catalogue.is_active(region)}
         return [
-            Table(locked.pool, [each for each in leases if each.key == key], divisions[key], regions)
+            DividedPool(locked.pool, [each for each in leases if each.key == key], divisions[key], regions)
             for key, locked in sorted(pools.items())
         ]
 

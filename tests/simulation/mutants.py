@@ -781,19 +781,19 @@ def what_is_on_its_way_is_granted_to_others(world: World) -> Iterator[Any]:
 def a_move_makes_units(world: World) -> Iterator[Any]:
     """Recalled units count as returned as soon as their source reports."""
 
-    def came_back(_: Any, key: Any, region: str, moves: Any) -> None:
+    def note_returned(_: Any, key: Any, region: str, moves: Any) -> None:
         for move in moves:
             if move.source == region:
                 move.returned = move.units
 
-    yield patch.object(decision, "came_back", came_back)
+    yield patch.object(decision, "note_returned", note_returned)
 
 
 @mutant
 @drawn_from(*PEOPLE_DIVIDE)
 def a_move_is_done_twice(world: World) -> Iterator[Any]:
     """A grant to the target is not noted, so the target is granted it again."""
-    yield patch.object(granting, "arrived", lambda *_: None)
+    yield patch.object(granting, "note_regranted", lambda *_: None)
 
 
 # --- limits and caps --------------------------------------------------------------------------------------------------

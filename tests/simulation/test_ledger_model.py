@@ -60,11 +60,10 @@ from coordinator.periods.close import CloseRequest, close_period
 from coordinator.periods.rules.closing import HOLD_WAIT
 from coordinator.rebalancing.follow import cancel_rebalance, follow
 from coordinator.rebalancing.moves import move_of_row
-from coordinator.rebalancing.read_rebalances import Rebalance
 from coordinator.rebalancing.rebalance import RebalanceRequest, begin_rebalance
 from coordinator.rebalancing.rules.plan import Planner, plan_division, plan_even_out, plan_move
 from coordinator.rebalancing.rules.region_settings import NOTHING_SET, Setting
-from coordinator.rebalancing.schemas import AnyRebalance, EvenOut, MoveUnits, RegionSettingPatch, Weigh
+from coordinator.rebalancing.schemas import AnyRebalance, EvenOut, MoveUnits, Rebalance, RegionSettingPatch, Weigh
 from coordinator.regions.put_region import put_region
 from coordinator.suspense.resolve import Proposal, approve_resolution, propose_resolution
 from coordinator.suspense.rules import ResolutionKind, ResolutionRefusal

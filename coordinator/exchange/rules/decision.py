@@ -31,7 +31,7 @@ from coordinator.exchange.rules.submissions import Classified, Matched
 from coordinator.notice import Notice
 from coordinator.periods.rules.closing import settle_late
 from coordinator.proof.rules import next_head
-from coordinator.rebalancing.rules.division import Move, came_back, fetched_by
+from coordinator.rebalancing.rules.division import Move, fetch_notice, note_returned
 from coordinator.webhooks.rules import Event, overdrawn_event, suspense_events, thresholds_reached
 from protocol.identifiers import parse_quota_key
 from protocol.lease import LeaseState
@@ -128,7 +128,7 @@ def _settle_all(
         settled = _settle(matched, leases, locked, overage_left, terms, now)
         for key in leases:
             if moves := locked.divisions[key].moves:  # before anything is granted: it came back for another region
-                came_back(settled.report, key, settled.report.region, moves)
+                note_returned(settled.report, key, settled.report.region, moves)
         yield settled
 
 
@@ -251,7 +251,7 @@ def _signals(exchanges: Iterable[_Settled], locked: Locked, demands_milli: Count
             view = locked.view(lease, demands_milli[lease.key])
             signals += recall_signals(lease, view, grantable[lease.key], now)
             signals += availability_signals(view, grantable[lease.key], now)
-    return signals + [notice for move in locked.changed_moves if (notice := fetched_by(move))]
+    return signals + [notice for move in locked.changed_moves if (notice := fetch_notice(move))]
 
 
 def _threshold_events(locked: Locked, moved: Iterable[Key]) -> Iterator[Event]:

@@ -25,10 +25,10 @@ from coordinator.exchange.rules.plausibility import ClaimBounds
 from coordinator.limits.rules.entitlement import Catalogue, Entitlement, entitlement
 from coordinator.rebalancing.rules.division import (
     Division,
-    arrived,
     funded_for,
     grantable_to,
     is_capped,
+    note_regranted,
     spare_of,
 )
 from protocol.lease import LeaseEvent, LeaseState, after
@@ -172,7 +172,7 @@ def serve_request(
     lease.overdraft = max(lease.overdraft, _overdraft_for(lease, view))
     units = min(lease.room, _units_for(bounded, lease, view, now))
     grant(report, pool, lease, units)
-    arrived(units, lease.region, view.division.moves)
+    note_regranted(units, lease.region, view.division.moves)
     lease.demand_milli, lease.waiting = bounded.want.demand_milli, max(0, bounded.waiting - units)
     is_unmet = request.waiting > units or units + request.in_flight == 0
     if view.is_capped:
@@ -297,7 +297,7 @@ def push_to_waiting(
         units = min(lease.waiting, lease.room, free) if view.period_is_open else 0
         entry = movement(lease, "pushed", *cause)
         grant(entry, view.pool, lease, units)
-        arrived(units, lease.region, view.division.moves)
+        note_regranted(units, lease.region, view.division.moves)
         lease.waiting -= units
         if units:
             pushed.append((entry, lease))

@@ -1,16 +1,15 @@
-"""How an allowance is divided over the regions by people, and what that leaves to each.
+"""How people divide an allowance over regions, and what may be granted to each.
 
-    weight    how often a region's demand counts; without any it is given nothing
-    floor     so many units of the period are kept for it, as long as it has not had them
-    ceiling   it is granted no more than that of the period
-    move      units that lie idle in one region are brought to another; from the moment at which they are back until the
-              other one has them they are nobody else's
+    weight    multiplies a region's demand; with weight 0 it is granted nothing
+    floor     so many units of the period are kept for the region until it was granted them
+    ceiling   the region is granted no more than that of the period
+    move      idle units of one region go to another; from their return until they are regranted they are kept for it
 
-All this says only what may be granted to whom: units move as they always do, and the worst it can do is make somebody
-wait. Work that was done is booked whatever a ceiling says.
+All of this only bounds grants: units move as they always do, and at worst a request waits. Usage is booked whatever a
+ceiling says.
 
-In the mode `regional` nothing is divided: each region has the whole limit for itself (less, if its ceiling says so). So
-what is funded follows the regions that take part, and what one of them has not spent is never another's.
+In the mode `regional` nothing is divided: each region has the whole limit for itself, or less by its ceiling. So what
+is funded depends on which regions take part, and what one region has not spent is never granted to another.
 """
 
 from collections import Counter
@@ -32,7 +31,7 @@ from protocol.messages import Signal
 
 
 class Part(NamedTuple):
-    """What people want one region to have of a pool."""
+    """The weight, floor and ceiling of one region in a pool."""
 
     weight: int = 1
     floor: int = 0
@@ -41,7 +40,7 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Move:
-    """Units on their way from one region to another; without a target, back to where no region holds them."""
+    """Units that move from one region to another, or without a target to where no region holds them."""
 
     rebalance: UUID
     number: int
@@ -58,12 +57,12 @@ class Move:
 
     @property
     def missing(self) -> int:
-        """What the source has yet to give back."""
+        """Return the units that the source has yet to return."""
         return self.units - self.returned
 
     @property
     def travelling(self) -> int:
-        """Back, and not yet where it belongs."""
+        """Return the units that were returned, and not yet regranted to the target."""
         return self.returned - self.regranted if self.target else 0
 
     @property
@@ -73,16 +72,16 @@ class Move:
 
 @dataclass(frozen=True)
 class Division:
-    """Of one pool."""
+    """The division of one pool."""
 
-    parts: Mapping[str, Part]  # of the active regions
+    parts: Mapping[str, Part]  # by active region
     moves: Sequence[Move] = ()
     mode: Mode = Mode.LEASED
-    each: int = 0  # regional: so many units are each region's own, and no other's
+    each: int = 0  # in the mode `regional`, the limit of each region
 
     @cached_property
     def is_plain(self) -> bool:
-        """Nothing is kept for anybody, or from anybody: demand alone decides."""
+        """Return whether demand alone decides: no floors, ceilings or moves, and every region has a weight."""
         undivided = not self.is_regional and not self.moves
         return undivided and all(part.weight and part[1:] == (0, None) for part in self.parts.values())
 
@@ -92,11 +91,11 @@ class Division:
 
     @property
     def is_central(self) -> bool:
-        """Nothing is leased that no request waits for."""
+        """Return whether only units that a request waits for are leased."""
         return self.mode is Mode.CENTRAL
 
     def own_of(self, region: str) -> int:
-        """What a region may have of the period where it has a limit of its own. One that is not active has none."""
+        """Return a region's own limit in the mode `regional`. A region that is not active has none."""
         part = self.parts.get(region)
         if not self.is_regional or part is None or not part.weight:
             return 0
@@ -104,7 +103,7 @@ class Division:
 
     @cached_property
     def is_even(self) -> bool:
-        """Everybody's demand counts alike."""
+        """Return whether all weights are equal."""
         return len({part.weight for part in self.parts.values()}) <= 1
 
     @cached_property
@@ -112,11 +111,11 @@ class Division:
         return sum(part.weight for part in self.parts.values())
 
     def weight_of(self, region: str) -> int:
-        """0 for a region that is not active: what comes free is not pushed to one that drains."""
+        """Return a region's weight. It is 0 for one that is not active, so that units are not pushed to it."""
         return self.parts[region].weight if region in self.parts else 0
 
     def part_of(self, units: int, region: str) -> int:
-        """By weight, to the unit: all parts together are all of it. What does not come out even goes by name."""
+        """Return a region's part of units by weight. The parts add up to all units; the remainder goes by name."""
         if not self.weight_of(region):
             return 0
         before = sum(part.weight for name, part in self.parts.items() if name < region)
@@ -129,8 +128,9 @@ class Division:
         return sum(move.missing for move in self.moves if move.source == region)
 
     def floors(self, funded: int) -> dict[str, int]:
-        """Never more together than there is: if the limit was lowered below them, all give way alike. Where each region
-        has its own limit, nothing is kept from it.
+        """Return the floors, scaled down to what is funded if the limit was lowered below them.
+
+        Where each region has its own limit there are none.
         """
         if self.is_regional:
             return {}
@@ -140,7 +140,7 @@ class Division:
 
 
 def by_weight(catalogue: Catalogue) -> Division:
-    """Of every allowance of which nobody said more."""
+    """Return the division of an allowance without settings: by the weights of the regions."""
     return Division({name: Part(region.weight) for name, region in catalogue.regions.items() if region.is_active})
 
 
@@ -162,7 +162,7 @@ def _each(catalogue: Catalogue, key: Key) -> int:
 
 
 def _units(value: LimitValue | None) -> int | None:
-    """A rate's, from when the quota was one, says nothing of an allowance."""
+    """Return units. The text of a rate, from when the quota was one, does not apply to an allowance."""
     return value if isinstance(value, int) else None
 
 
@@ -170,7 +170,7 @@ def _units(value: LimitValue | None) -> int | None:
 
 
 def taken_by_region(leases: Iterable[Lease]) -> Counter[str]:
-    """What each region has had of the period, spent or not, in all of its epochs."""
+    """Return what each region was granted of the period, spent or not, in all of its epochs."""
     taken = Counter[str]()
     for lease in leases:
         taken[lease.region] += lease.granted + lease.overage - lease.returned
@@ -178,11 +178,11 @@ def taken_by_region(leases: Iterable[Lease]) -> Counter[str]:
 
 
 def funded_for(limit: int, pool: Pool, leases: Iterable[Lease], division: Division) -> int:
-    """What a limit comes to in a pool. `leases`: all of it, where regions have limits of their own.
+    """Return what a limit funds in a pool. `leases` are all of the pool's, where regions have limits of their own.
 
-    Then it is what all of them may have, and what any of them has already: whoever leaves, or has more than a limit
-    that was lowered, takes nothing from the others. What was credited, or left of the period before, pays for what is
-    above: funded as well, it would be there again for whoever took it.
+    There it is the sum of these limits, plus what regions hold above theirs: a region that leaves, or that has more
+    than a lowered limit, takes nothing from the others. Credits and carry-over pay for what is above first, for funded
+    as well they would be granted twice.
     """
     if not division.is_regional:
         return limit
@@ -198,11 +198,11 @@ def _above_own(leases: Iterable[Lease], division: Division) -> int:
 
 
 def debitable(pool: Pool, leases: Iterable[Lease], division: Division) -> int:
-    """What people may take away: what could still be granted of the limit and of credits. Not what a soft cap lends,
-    which is nobody's, nor what was left of the period before: it was paid for with that.
+    """Return what a debit may take: what could still be granted of the limit and of credits.
 
-    Where each region has a limit of its own, a credit that one of them took pays for what it has above that. Taken from
-    the others instead, that would be funded for it, and so the debit be undone by the next word of any region.
+    The extension of a soft cap and the carry-over are left out. Where each region has a limit of its own, a credit that
+    one of them was granted pays for what it holds above its limit. If the debit took it from the others instead, it
+    would be funded again, and the next report of any region would undo the debit.
     """
     most = min(pool.grantable, pool.entitled)
     above = _above_own(leases, division) if division.is_regional else 0
@@ -211,7 +211,7 @@ def debitable(pool: Pool, leases: Iterable[Lease], division: Division) -> int:
 
 
 def _grantable_of_own(region: str, pool: Pool, leases: Iterable[Lease], division: Division) -> int:
-    """What is left of its own limit; and of what people credited, which is for whoever asks."""
+    """Return what is left of a region's own limit, and of credits, which any region may be granted."""
     taken = taken_by_region(leases)
     left = {each: max(0, division.own_of(each) - taken[each]) for each in division.parts}
     credited = max(0, pool.grantable - sum(left.values())) if division.own_of(region) else 0
@@ -219,7 +219,7 @@ def _grantable_of_own(region: str, pool: Pool, leases: Iterable[Lease], division
 
 
 def grantable_to(region: str, pool: Pool, leases: Iterable[Lease], division: Division) -> int:
-    """Neither kept for others nor above its ceiling; nothing for one that has no weight. `leases`: all of the pool."""
+    """Return what may be granted to a region: neither kept for others nor above its ceiling. `leases` are all."""
     if division.is_plain and region in division.parts:
         return pool.grantable
     if division.is_regional:
@@ -247,15 +247,16 @@ _BOUNDLESS = 2**63
 
 
 def is_capped(region: str, pool: Pool, leases: Sequence[Lease], division: Division) -> bool:
-    """For it nothing is left, whatever others hold."""
+    """Return whether the region can be granted nothing, whatever others return."""
     if division.is_regional:
         return not grantable_to(region, pool, leases, division)
     return not division.is_plain and not room_below_ceiling(region, taken_by_region(leases), division)
 
 
 def spare_of(lease: Lease, pool: Pool, leases: Iterable[Lease], division: Division) -> int:
-    """What the lease could give to others: what its region's floor keeps for it would only wait for it. Of its own
-    limit nothing is for others; above it, it has what is to come back.
+    """Return what a lease could give to others.
+
+    What the region's floor keeps would only wait for the region. Of its own limit nothing is for others.
     """
     floor = 0 if division.is_plain else division.floors(pool.funded).get(lease.region, 0)
     if division.is_regional:
@@ -266,15 +267,15 @@ def spare_of(lease: Lease, pool: Pool, leases: Iterable[Lease], division: Divisi
 
 
 def kept_of_move(lease: Lease, units: int, now: datetime) -> int:
-    """What the lease keeps when so many units of it are asked for: at least what it needs before a grant could come."""
+    """Return what a lease keeps of a recall of units: at least what it needs until a grant could arrive."""
     return min(lease.outstanding, max(lease.outstanding - units, units_in(demand_milli_of(lease, now), LAST_KEPT_MS)))
 
 
-# --- what becomes of moves --------------------------------------------------------------------------------------------
+# --- progress of moves ------------------------------------------------------------------------------------------------
 
 
-def came_back(entry: Entry, key: Key, region: str, moves: Iterable[Move]) -> None:
-    """What the region gave back of the pool belongs to its moves first."""
+def note_returned(entry: Entry, key: Key, region: str, moves: Iterable[Move]) -> None:
+    """Count what a region returned of a pool towards its moves."""
     returned = sum(
         each.units
         for each in entry.transfers
@@ -287,8 +288,8 @@ def came_back(entry: Entry, key: Key, region: str, moves: Iterable[Move]) -> Non
             returned -= units
 
 
-def arrived(units: int, region: str, moves: Iterable[Move]) -> None:
-    """What the region is granted is first of all what was on its way to it."""
+def note_regranted(units: int, region: str, moves: Iterable[Move]) -> None:
+    """Count what a region was granted towards the moves that it is the target of."""
     for move in moves:
         if move.target == region:
             taken = min(units, move.travelling)
@@ -296,13 +297,13 @@ def arrived(units: int, region: str, moves: Iterable[Move]) -> None:
             units -= taken
 
 
-def fetched_by(move: Move) -> Notice | None:
-    """Units of it are there for the target, which hears of it and asks."""
+def fetch_notice(move: Move) -> Notice | None:
+    """Return a notice to the target that units are ready for it, if there are any."""
     return Notice(Signal(kind="fetch", quota=move.key.quota), move.target) if move.travelling else None
 
 
-def recalled_by(move: Move, leases: Iterable[Lease], now: datetime) -> Notice | None:
-    """Units of it lie idle in the source, which is asked for them; again and again, for a hint may be lost."""
+def recall_notice(move: Move, leases: Iterable[Lease], now: datetime) -> Notice | None:
+    """Return a notice to the source to return idle units, if it has any. Notices may be lost, and are repeated."""
     for lease in leases:
         if lease.region == move.source and lease.state is LeaseState.ACTIVE:
             keep = kept_of_move(lease, move.missing, now)

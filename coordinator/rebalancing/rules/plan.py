@@ -1,14 +1,14 @@
-"""What people want of an allowance that is spread over regions: the plan first, and then what becomes of it.
+"""Plan moves of an allowance's units between regions, and decide when a move ends.
 
-A plan is made of moves, each from one region to another, or to where no region holds the units. It takes only what lies
-idle in a region and is not needed there before a grant could come, and never what a floor keeps or what a ceiling
-forbids: what cannot be done is told with the reason, and the rest is done.
+A move goes from one region to another, or to where no region holds the units. It takes only units that lie idle in a
+region and that it does not need before a grant could arrive. It never takes what a floor keeps, and never passes a
+ceiling. What cannot be moved is reported with the reason, and the rest is moved.
 
-    recalled    the source is asked, again and again: it puts units out of reach first, and then tells
-    returned    that is booked; from here on they are the target's, wherever they lie
-    regranted   the target, which hears of it and asks, was granted them
+    recalled    the source was notified: it sets the units aside, and reports them as returned
+    returned    the return is booked; from here on the units are kept for the target
+    regranted   the target was notified, has requested the units, and was granted them
 
-A move that can come no further ends with a reason. What had come back of it by then is for whoever asks.
+A move that cannot proceed ends with a reason. What it had returned by then may be granted to any region.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -36,30 +36,30 @@ EVERYTHING = 2**63
 
 
 class Hindrance(StrEnum):
-    """Why units cannot be moved, or have come no further."""
+    """Why units cannot be moved, or why a move ended incomplete."""
 
-    SPENT = "spent"  # the source does not hold them (any more)
-    NEEDED = "needed"  # it spends them before a grant could come
-    FLOOR = "floor"  # the source's keeps them there
-    CEILING = "ceiling"  # the target's keeps them out
+    SPENT = "spent"  # the source does not hold them, or not any more
+    NEEDED = "needed"  # the source spends them before a grant could arrive
+    FLOOR = "floor"  # the source's floor keeps them
+    CEILING = "ceiling"  # the target's ceiling keeps them out
     NOT_ACTIVE = "not_active"  # the target is draining or down, or has never opened an epoch
     PERIOD_OVER = "period_over"
-    GONE = "gone"  # what had come back was taken by a lower limit, or by work that was done without a lease
+    GONE = "gone"  # returned units were taken by a lower limit, or by overage
 
 
 _REASONS = {
-    Hindrance.SPENT: "it does not hold them: they are spent, or nobody granted them to it",
-    Hindrance.NEEDED: "it will have spent them before a grant could come",
-    Hindrance.FLOOR: "its floor keeps them there",
-    Hindrance.CEILING: "its ceiling keeps them out",
-    Hindrance.NOT_ACTIVE: "it is not active, or has no epoch",
-    Hindrance.PERIOD_OVER: "the period is over",
-    Hindrance.GONE: "a lower limit, or work that was done without a lease, took what had come back",
+    Hindrance.SPENT: "The region does not hold them: they are spent, or were never granted to it.",
+    Hindrance.NEEDED: "The region will have spent them before a grant could arrive.",
+    Hindrance.FLOOR: "The region's floor keeps them.",
+    Hindrance.CEILING: "The region's ceiling keeps them out.",
+    Hindrance.NOT_ACTIVE: "The region is not active, or has no epoch.",
+    Hindrance.PERIOD_OVER: "The period is over.",
+    Hindrance.GONE: "A lower limit or overage took the units that were returned.",
 }
 
 
 class Cannot(Struct, frozen=True):
-    """A part of a plan that cannot be done."""
+    """Units that cannot be moved, and why."""
 
     what: Hindrance
     quota: str
@@ -68,30 +68,30 @@ class Cannot(Struct, frozen=True):
     reason: str
 
 
-class Held(Struct, frozen=True):
+class RegionHolding(Struct, frozen=True):
     """What one region has of a pool."""
 
     region: str
-    taken: int  # of the period, spent or not
-    outstanding: int  # of that, what it has not accounted for: idle, as far as it was told
+    taken: int  # granted in the period, spent or not
+    outstanding: int  # of that, what it has not accounted for: idle, as far as is known
 
 
-class Spread(Struct, frozen=True):
-    """How a pool is spread over the regions."""
+class PoolSpread(Struct, frozen=True):
+    """How a pool is divided over the regions."""
 
     quota: str
     period: str
     unallocated: int
-    regions: list[Held]
+    regions: list[RegionHolding]
 
 
-class Planned(Struct, frozen=True):
-    """A move that is to be."""
+class PlannedMove(Struct, frozen=True):
+    """A move of a plan."""
 
     quota: str
     period: str
     source: str = field(name="from")
-    target: str | None = field(name="to")  # none: to where no region holds it
+    target: str | None = field(name="to")  # null: to where no region holds it
     units: int
 
     @property
@@ -99,29 +99,29 @@ class Planned(Struct, frozen=True):
         return Key(self.quota, self.period)
 
 
-class SettingTold(Struct, frozen=True):
+class RegionSetting(Struct, frozen=True):
     weight: int | None
     floor: LimitValue | None
     ceiling: LimitValue | None
 
 
 class Plan(Struct, frozen=True):
-    before: list[Spread]
-    after: list[Spread]  # as soon as all of it is done, if nobody spends anything meanwhile
+    before: list[PoolSpread]
+    after: list[PoolSpread]  # when all moves are complete, if nothing is spent meanwhile
     cannot: list[Cannot]
-    moves: list[Planned]
-    recalled: int = 0  # of a drain
-    settings_before: dict[str, SettingTold] = {}
-    settings_after: dict[str, SettingTold] = {}
+    moves: list[PlannedMove]
+    recalled: int = 0  # units of a drain
+    settings_before: dict[str, RegionSetting] = {}
+    settings_after: dict[str, RegionSetting] = {}
 
 
-class Table(NamedTuple):
-    """A pool with all its leases, and how it is divided."""
+class DividedPool(NamedTuple):
+    """A pool with all its leases and its division."""
 
     pool: Pool
     leases: Sequence[Lease]
     division: Division
-    regions: Collection[str]  # that may be granted to: they are active, and have an epoch
+    regions: Collection[str]  # that may be granted units: they are active and have an epoch
 
     @property
     def key(self) -> Key:
@@ -134,7 +134,7 @@ class Table(NamedTuple):
         return [each for each in self.leases if each.region == region and each.state is LeaseState.ACTIVE]
 
     def idle_in(self, region: str, now: datetime) -> int:
-        """What it can do without: neither its floor nor its requests need it."""
+        """Return the units that neither the region's floor nor its demand needs."""
         return min(
             (self.spare_in(region), *(self._unneeded(lease, now) for lease in self.active_in(region))), default=0
         )
@@ -153,48 +153,48 @@ class Table(NamedTuple):
         return sum(demand_milli_of(lease, now) for lease in self.active_in(region))
 
 
-Moves = tuple[list[Planned], list[Cannot]]
+Moves = tuple[list[PlannedMove], list[Cannot]]
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
-def plan_move(table: Table, source: str, target: str, units: int, now: datetime) -> Moves:
-    """So many units, as far as they are there and may go."""
+def plan_move(pool: DividedPool, source: str, target: str, units: int, now: datetime) -> Moves:
+    """Plan to move units as far as the source can spare them and the target may have them."""
     bounds = (
-        (Hindrance.NOT_ACTIVE, target, EVERYTHING if target in table.regions else 0),
-        (Hindrance.CEILING, target, table.room_in(target)),
-        (Hindrance.SPENT, source, table.outstanding_in(source)),
-        (Hindrance.FLOOR, source, table.spare_in(source)),
-        (Hindrance.NEEDED, source, table.idle_in(source, now)),
+        (Hindrance.NOT_ACTIVE, target, EVERYTHING if target in pool.regions else 0),
+        (Hindrance.CEILING, target, pool.room_in(target)),
+        (Hindrance.SPENT, source, pool.outstanding_in(source)),
+        (Hindrance.FLOOR, source, pool.spare_in(source)),
+        (Hindrance.NEEDED, source, pool.idle_in(source, now)),
     )
     cannot = []
     for what, region, bound in bounds:
         if bound < units:
-            cannot.append(Cannot(what, table.key.quota, region, units - bound, _REASONS[what]))
+            cannot.append(Cannot(what, pool.key.quota, region, units - bound, _REASONS[what]))
             units = bound
-    return [Planned(*table.key, source, target, units)] if units else [], cannot
+    return [PlannedMove(*pool.key, source, target, units)] if units else [], cannot
 
 
-def plan_even_out(table: Table, now: datetime) -> Moves:
-    """Idle units to where the demand is, each as often as it weighs; without any demand, by weight alone."""
-    regions = sorted(table.regions)
-    idle = {region: table.idle_in(region, now) for region in regions}
-    shares = {region: _weighed_demand(table, region, now) for region in regions}
+def plan_even_out(pool: DividedPool, now: datetime) -> Moves:
+    """Plan to divide idle units by demand and weight. Without any demand, divide them by weight."""
+    regions = sorted(pool.regions)
+    idle = {region: pool.idle_in(region, now) for region in regions}
+    shares = {region: _weighed_demand(pool, region, now) for region in regions}
     if not any(shares.values()):
-        shares = {region: table.division.weight_of(region) for region in regions}
+        shares = {region: pool.division.weight_of(region) for region in regions}
     wanted = apportioned(sum(idle.values()), shares)
     gives = {region: idle[region] - wanted[region] for region in regions}
-    takes = {region: min(-units, table.room_in(region)) for region, units in gives.items() if units < 0}
-    return list(_matched(table.key, gives, takes)), []
+    takes = {region: min(-units, pool.room_in(region)) for region, units in gives.items() if units < 0}
+    return list(_matched(pool.key, gives, takes)), []
 
 
-def _weighed_demand(table: Table, region: str, now: datetime) -> int:
-    return table.division.weight_of(region) * table.demand_milli_of(region, now)
+def _weighed_demand(pool: DividedPool, region: str, now: datetime) -> int:
+    return pool.division.weight_of(region) * pool.demand_milli_of(region, now)
 
 
 def apportioned(units: int, shares: Mapping[str, int]) -> dict[str, int]:
-    """All of the units, to each by its share; what does not come out even to those who lack most."""
+    """Divide all units by shares. The remainder goes to those whose quotient was rounded down most."""
     total = sum(shares.values())
     if not total:
         return dict.fromkeys(shares, 0)
@@ -205,127 +205,128 @@ def apportioned(units: int, shares: Mapping[str, int]) -> dict[str, int]:
     return given
 
 
-def plan_division(table: Table, now: datetime) -> Moves:
-    """After people set floors and ceilings: what is above a ceiling comes back, and floors are filled."""
-    above = {region: -(table.division.parts[region].ceiling or 0) + taken for region, taken in _capped(table)}
-    back = {region: min(units, table.idle_in(region, now)) for region, units in above.items() if units > 0}
-    recalls = [Planned(*table.key, region, None, units) for region, units in sorted(back.items()) if units]
-    taken = taken_by_region(table.leases)
-    floors = table.division.floors(table.pool.funded)
+def plan_division(pool: DividedPool, now: datetime) -> Moves:
+    """Plan moves after a change of settings: units above a ceiling are returned, and floors are filled."""
+    above = {region: -(pool.division.parts[region].ceiling or 0) + taken for region, taken in _capped(pool)}
+    back = {region: min(units, pool.idle_in(region, now)) for region, units in above.items() if units > 0}
+    recalls = [PlannedMove(*pool.key, region, None, units) for region, units in sorted(back.items()) if units]
+    taken = taken_by_region(pool.leases)
+    floors = pool.division.floors(pool.pool.funded)
     takes = {region: floor - taken[region] for region, floor in floors.items() if floor > taken[region]}
-    takes = _less(takes, table.pool.grantable + sum(back.values()))
-    gives = {region: table.idle_in(region, now) for region in table.regions if region not in {*takes, *back}}
-    fills = list(_matched(table.key, gives, takes))
+    takes = _uncovered(takes, pool.pool.grantable + sum(back.values()))
+    gives = {region: pool.idle_in(region, now) for region in pool.regions if region not in {*takes, *back}}
+    fills = list(_matched(pool.key, gives, takes))
     filled = {region: sum(each.units for each in fills if each.target == region) for region in takes}
     lacking = [
-        Cannot(
-            Hindrance.SPENT, table.key.quota, region, units - filled[region], "no region holds so many that are idle"
-        )
+        Cannot(Hindrance.SPENT, pool.key.quota, region, units - filled[region], "No region holds enough idle units.")
         for region, units in takes.items()
         if units > filled[region]
     ]
     return [*recalls, *fills], lacking
 
 
-def _capped(table: Table) -> Iterator[tuple[str, int]]:
-    taken = taken_by_region(table.leases)
-    return ((region, taken[region]) for region, part in table.division.parts.items() if part.ceiling is not None)
+def _capped(pool: DividedPool) -> Iterator[tuple[str, int]]:
+    taken = taken_by_region(pool.leases)
+    return ((region, taken[region]) for region, part in pool.division.parts.items() if part.ceiling is not None)
 
 
-def _less(takes: Mapping[str, int], there: int) -> dict[str, int]:
-    """What nobody holds fills a part of it without any move."""
+def _uncovered(takes: Mapping[str, int], unallocated: int) -> dict[str, int]:
+    """Return what remains to be moved, after units that no region holds have covered a part."""
     left = {}
     for region, units in sorted(takes.items()):
-        covered = min(units, there)
-        there -= covered
+        covered = min(units, unallocated)
+        unallocated -= covered
         if units > covered:
             left[region] = units - covered
     return left
 
 
-def _matched(key: Key, gives: Mapping[str, int], takes: Mapping[str, int]) -> Iterator[Planned]:
-    """From whoever has most to whoever lacks most: so there are few moves."""
+def _matched(key: Key, gives: Mapping[str, int], takes: Mapping[str, int]) -> Iterator[PlannedMove]:
+    """Match the largest givers with the largest takers, so that there are few moves."""
     gives, takes = dict(gives), dict(takes)
     for source in sorted(gives, key=lambda each: (-gives[each], each)):
         for target in sorted(takes, key=lambda each: (-takes[each], each)):
             units = min(gives[source], takes[target])
             if units > 0:
-                yield Planned(*key, source, target, units)
+                yield PlannedMove(*key, source, target, units)
                 gives[source] -= units
                 takes[target] -= units
 
 
-# --- how it is told ---------------------------------------------------------------------------------------------------
+# --- how units are spread ---------------------------------------------------------------------------------------------
 
 
-def spread_of(table: Table, moves: Iterable[Planned] = ()) -> Spread:
-    """As it is, or as it will be after these moves."""
-    moves = [move for move in moves if move.key == table.key]
-    taken = taken_by_region(table.leases)
-    there = sorted({*table.regions, *(lease.region for lease in table.leases)})
+def spread_of(pool: DividedPool, moves: Iterable[PlannedMove] = ()) -> PoolSpread:
+    """Return how a pool is divided now, or after these moves."""
+    moves = [move for move in moves if move.key == pool.key]
+    taken = taken_by_region(pool.leases)
+    regions = sorted({*pool.regions, *(lease.region for lease in pool.leases)})
     held = [
-        Held(region, taken[region] + came, table.outstanding_in(region) + came)
-        for region, came in ((region, _came(region, moves)) for region in there)
+        RegionHolding(region, taken[region] + came, pool.outstanding_in(region) + came)
+        for region, came in ((region, _came(region, moves)) for region in regions)
     ]
     back = sum(move.units for move in moves if move.target is None)
-    return Spread(table.key.quota, table.key.period, table.pool.unallocated + back, held)
+    return PoolSpread(pool.key.quota, pool.key.period, pool.pool.unallocated + back, held)
 
 
-def _came(region: str, moves: Iterable[Planned]) -> int:
+def _came(region: str, moves: Iterable[PlannedMove]) -> int:
     return sum(move.units * ((move.target == region) - (move.source == region)) for move in moves)
 
 
-Planner = Callable[[Table, datetime], Moves]
+Planner = Callable[[DividedPool, datetime], Moves]
 
 
-def plan_of(tables: Iterable[Table], planner: Planner, now: datetime) -> Plan:
-    """Of all pools that are concerned, those of which something is to be moved or cannot be."""
+def plan_of(pools: Iterable[DividedPool], planner: Planner, now: datetime) -> Plan:
+    """Return the plan for these pools. Pools of which nothing is moved, or cannot be moved, are left out."""
     plan = Plan([], [], [], [])
-    for table in tables:
-        planned, cannot = planner(table, now)
+    for pool in pools:
+        planned, cannot = planner(pool, now)
         plan.moves.extend(planned)
         plan.cannot.extend(cannot)
         if planned or cannot:
-            plan.before.append(spread_of(table))
-            plan.after.append(spread_of(table, planned))
+            plan.before.append(spread_of(pool))
+            plan.after.append(spread_of(pool, planned))
     return plan
 
 
-# --- what becomes of a move -------------------------------------------------------------------------------------------
+# --- how a move ends --------------------------------------------------------------------------------------------------
 
 
-class Fate(NamedTuple):
-    """A move that has ended: complete, or for a reason."""
+class MoveEnd(NamedTuple):
+    """The end of a move: complete, or for a reason."""
 
-    why: Hindrance | None
+    reason: Hindrance | None
 
 
-def fate_of(move: Move, table: Table, begun_at: datetime, now: datetime, *, period_is_open: bool) -> Fate | None:
-    """None: it goes on. Without anybody's answer it goes on for as long as the period lasts, and people see for whom
-    it waits.
+def end_of_move(
+    move: Move, pool: DividedPool, begun_at: datetime, now: datetime, *, period_is_open: bool
+) -> MoveEnd | None:
+    """Return how a move ends, or None if it goes on.
+
+    While a region does not report, its moves go on until the period ends. People see which region they wait for.
     """
     if move.is_complete:
-        return Fate(None)
+        return MoveEnd(None)
     if not period_is_open or is_over(move.key.period, now):
-        return Fate(Hindrance.PERIOD_OVER)
-    if move.target is not None and move.target not in table.regions:
-        return Fate(Hindrance.NOT_ACTIVE)
+        return MoveEnd(Hindrance.PERIOD_OVER)
+    if move.target is not None and move.target not in pool.regions:
+        return MoveEnd(Hindrance.NOT_ACTIVE)
     if move.target is not None and move.travelling:
-        return _fate_on_the_way(table, move.target)
-    why = _why_no_more(move.source, table, begun_at, now)
-    return Fate(why) if why else None
+        return _end_on_the_way(pool, move.target)
+    reason = _why_source_is_done(move.source, pool, begun_at, now)
+    return MoveEnd(reason) if reason else None
 
 
-def _fate_on_the_way(table: Table, target: str) -> Fate | None:
-    if not table.pool.grantable:
-        return Fate(Hindrance.GONE)
-    return None if table.room_in(target) else Fate(Hindrance.CEILING)
+def _end_on_the_way(pool: DividedPool, target: str) -> MoveEnd | None:
+    if not pool.pool.grantable:
+        return MoveEnd(Hindrance.GONE)
+    return None if pool.room_in(target) else MoveEnd(Hindrance.CEILING)
 
 
-def _why_no_more(source: str, table: Table, begun_at: datetime, now: datetime) -> Hindrance | None:
-    """Whether the source, which has been heard since, has any more to give back."""
-    leases = [each for each in table.leases if each.region == source and each.state in RETURNS_COUNT]
+def _why_source_is_done(source: str, pool: DividedPool, begun_at: datetime, now: datetime) -> Hindrance | None:
+    """Return why the source has nothing more to return, if it has reported since the move began."""
+    leases = [each for each in pool.leases if each.region == source and each.state in RETURNS_COUNT]
     if not any(each.outstanding or each.suspense for each in leases):
         return Hindrance.SPENT
     has_answered = all(each.state is LeaseState.ACTIVE and each.reported_at > begun_at for each in leases)
-    return Hindrance.NEEDED if has_answered and not table.idle_in(source, now) else None
+    return Hindrance.NEEDED if has_answered and not pool.idle_in(source, now) else None

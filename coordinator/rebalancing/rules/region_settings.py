@@ -1,10 +1,10 @@
-"""What people set for a region's part of a quota: its weight, its floor and its ceiling.
+"""Settings of a region's part of a quota: its weight, its floor and its ceiling.
 
-The weight says how often its demand counts. A floor is kept for the region, though it has not asked for it yet; beyond
-a ceiling it is given nothing. Both are units of the period for an allowance, and a rate as people write it for a rate.
-A region whose floor is its ceiling is pinned. What is not set follows from the region's own weight and from demand.
+The weight multiplies the region's demand. A floor is kept for the region before it asks for it, and above a ceiling it
+is granted nothing. Both are units of the period for an allowance, and a rate such as `100/minute` for a rate. A region
+whose floor equals its ceiling is pinned. What is not set follows from the region's own weight and from demand.
 
-A setting is for a quota and a subject, like an override, and reaches every key whose values say so.
+A setting is for a quota and a subject, like an override, and applies to every key with these values.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -19,15 +19,15 @@ MAX_SETTINGS = 10_000
 
 
 class Setting(NamedTuple):
-    """Of one region and one key. None: nobody has said."""
+    """The setting of one region and one key. None stands for a value that is not set."""
 
     weight: int | None = None
     floor: LimitValue | None = None
     ceiling: LimitValue | None = None
 
     def beside(self, wider: "Setting") -> "Setting":
-        """With what a wider setting says where this one is silent."""
-        return wider._replace(**{word: value for word, value in self._asdict().items() if value is not None})
+        """Return this setting, with the values of a wider one where it has none."""
+        return wider._replace(**{name: value for name, value in self._asdict().items() if value is not None})
 
 
 NOTHING_SET = Setting()
@@ -35,7 +35,7 @@ Settings: TypeAlias = Mapping[str, Mapping[str, Setting]]  # by key and region
 
 
 def faults_of_settings(spec: Quota, limits: Collection[LimitValue], settings: Mapping[str, Setting]) -> list[Fault]:
-    """What is wrong with all that would be in force of a key, by region. `limits`: those that it may have."""
+    """Return what is wrong with the settings of a key, by region. `limits` are the limits that the key may have."""
     faults = [fault for region, setting in settings.items() for fault in _faults_of_values(spec, region, setting)]
     return faults or [*_crossed(spec, settings), *_too_much(spec, limits, settings)]
 
@@ -49,22 +49,22 @@ def _faults_of_values(spec: Quota, region: str, setting: Setting) -> Iterator[Fa
 def _crossed(spec: Quota, settings: Mapping[str, Setting]) -> Iterator[Fault]:
     for region, (_, floor, ceiling) in settings.items():
         if floor is not None and ceiling is not None and amount(spec, floor) > amount(spec, ceiling):
-            yield Fault(f"settings.{region}.floor", "ceiling", f"{floor} is above the region's ceiling, {ceiling}")
+            yield Fault(
+                f"settings.{region}.floor", "ceiling", f"The floor {floor} is above the region's ceiling, {ceiling}."
+            )
 
 
 def _too_much(spec: Quota, limits: Iterable[LimitValue], settings: Mapping[str, Setting]) -> Iterator[Fault]:
-    """What is kept for all regions together must be there, on the smallest plan as well."""
+    """Return the fault of floors that add up to more than the smallest limit."""
     floors = [each.floor for each in settings.values() if each.floor is not None]
     kept = sum(amount(spec, floor) for floor in floors)
     if too_small := [limit for limit in limits if kept > amount(spec, limit)]:
-        reason = (
-            f"the floors ({', '.join(map(str, floors))}) add up to more than a limit that they are of: {too_small[0]}"
-        )
+        reason = f"The floors ({', '.join(map(str, floors))}) add up to more than the limit of a plan, {too_small[0]}."
         yield Fault("settings", "floors", reason)
 
 
 def amount(spec: Quota, value: LimitValue) -> int:
-    """As a number that can be compared: units, or millionths of a unit a second."""
+    """Return a value as a number to compare: units, or millionths of a unit per second."""
     if isinstance(spec, RateQuota):
         return parse_rate(value, spec.algorithm).rate_micro
     return int(value)

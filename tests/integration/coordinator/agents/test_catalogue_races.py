@@ -26,9 +26,8 @@ from coordinator.limits.read_catalogue import CATALOGUE, read_catalogue
 from coordinator.limits.subscriptions import delete_subscription, put_subscription
 from coordinator.overrides.operations import add_override, delete_override
 from coordinator.overrides.read_overrides import Override
-from coordinator.rebalancing.read_rebalances import Rebalance
 from coordinator.rebalancing.rebalance import RebalanceRequest, begin_rebalance
-from coordinator.rebalancing.schemas import RegionSettingPatch, Weigh
+from coordinator.rebalancing.schemas import Rebalance, RegionSettingPatch, Weigh
 from coordinator.regions.put_region import put_region
 from coordinator.shared_limits import statements as shared_limits_statements
 from coordinator.shared_limits.share_rates import share_rates

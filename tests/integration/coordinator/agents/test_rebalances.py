@@ -12,9 +12,9 @@ from coordinator.database.connection import Connection
 from coordinator.exchange.expire_leases import expire_leases
 from coordinator.limits.in_force import Documents
 from coordinator.rebalancing.follow import follow
-from coordinator.rebalancing.read_rebalances import Rebalance
-from coordinator.rebalancing.rebalance import Changed, Impossible, RebalanceRequest, begin_rebalance
-from coordinator.rebalancing.schemas import MoveUnits, RegionSettingPatch, Weigh
+from coordinator.rebalancing.rebalance import RebalanceRequest, begin_rebalance
+from coordinator.rebalancing.refusals import NewerRebalances, NothingToMove
+from coordinator.rebalancing.schemas import MoveUnits, Rebalance, RegionSettingPatch, Weigh
 from protocol.messages import Signal
 from protocol.outcomes import GrantRefusal
 from tests.conftest import restricted
@@ -256,7 +256,7 @@ async def test_what_was_planned_on_is_compared_when_ones_turn_comes(stand: Stand
 
     first, second = await one_after_the_other(stand, begins(1, "us-east"), begins(2, "ap-south"))
     assert isinstance(first, Rebalance)
-    assert isinstance(second, Changed)
+    assert isinstance(second, NewerRebalances)
     assert [each.id for each in second.since] == [first.id]
     assert await stand.one("SELECT count(*) FROM region_setting") == 1
 
@@ -364,7 +364,7 @@ async def test_a_beginning_that_meets_an_exchange_is_decided_on_what_that_left(
     _, refused = await one_after_the_other(
         stand, spends, lambda c: begin_rebalance(c, Documents(), wish, stand.clock.now())
     )
-    assert isinstance(refused, Impossible)
+    assert isinstance(refused, NothingToMove)
 
 
 async def test_an_exchange_that_meets_a_beginning_waits_and_is_counted(

@@ -16,10 +16,10 @@ from coordinator.rebalancing.rules.division import (
     Division,
     Move,
     Part,
-    came_back,
     division_of,
     grantable_to,
     kept_of_move,
+    note_returned,
     spare_of,
     taken_by_region,
 )
@@ -75,7 +75,7 @@ class Table:
         lease = self.lease(region)
         report = self.report(lease)
         drain(report, self.pool, lease, Account.UNALLOCATED, min(units, lease.outstanding), Cause.RETURNED)
-        came_back(report, KEY, region, self.division.moves)
+        note_returned(report, KEY, region, self.division.moves)
 
     def use(self, region: str, units: int) -> None:
         lease = self.lease(region)
