@@ -70,7 +70,7 @@ class Allocation(Struct, frozen=True, kw_only=True):
 
 
 class AllocationFilter(NamedTuple):
-    """Which allowances are wanted; without a condition all. Without periods, those that run or are not accounted for."""
+    """Which allowances are wanted; without a condition all. Without periods, those that run or are unaccounted for."""
 
     quotas: Sequence[str] = ()
     tenants: Sequence[str] = ()
