@@ -16,8 +16,8 @@ from coordinator.database.connection import Connection
 from coordinator.webhooks.outbox import enqueue
 from coordinator.webhooks.rules import EventKind, event
 from tests.conftest import free_port, restricted
-from tests.integration.coordinator.people.test_webhooks import Receiver, receiver
-from tests.integration.coordinator.standing import connected
+from tests.integration.coordinator.fixtures import connected
+from tests.integration.coordinator.webhooks.test_webhooks import Receiver, receiver
 
 __all__ = ["receiver"]
 pytestmark = pytest.mark.anyio

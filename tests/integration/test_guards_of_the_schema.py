@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.proof.verify_guards import Guards, expected_guards, read_guards
 from migrations.revisions import known_revisions
-from tests.integration.coordinator.standing import connected
+from tests.integration.coordinator.fixtures import connected
 
 pytestmark = pytest.mark.anyio
 FILE = Path(__file__).parents[2] / "migrations" / "guards.json"

@@ -8,7 +8,7 @@ from sqlalchemy.pool import NullPool
 from coordinator.database.tables import metadata
 from coordinator.proof.verify_guards import read_guards
 from migrations.statements import schema
-from tests.integration.coordinator.standing import connected
+from tests.integration.coordinator.fixtures import connected
 
 pytestmark = pytest.mark.anyio
 

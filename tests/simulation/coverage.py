@@ -38,9 +38,9 @@ def _cell(state: LeaseState, event: LeaseEvent) -> str:
 IMPOSSIBLE = {_cell(state, event): reason for event, states, reason in _NEVER_ASKED for state in states}
 ELSEWHERE = {
     "EpochRefusal.TWO_STORES": "a virtual region has one store at a time; test_ledger_model.py gives it two",
-    "ExchangeOutcome.REFUSED": "agents here send nothing malformed; coordinator/agents/test_malformed.py does",
+    "ExchangeOutcome.REFUSED": "agents here send nothing malformed; coordinator/exchange/test_malformed.py does",
     "GrantRefusal.INVALID": "likewise",
-    "GrantRefusal.TOTAL_TOO_LARGE": "nobody here needs 2^53 units; coordinator/agents/test_grants.py does",
+    "GrantRefusal.TOTAL_TOO_LARGE": "nobody here needs 2^53 units; coordinator/exchange/test_grants.py does",
     "DenialReason.SLOTS_TAKEN": "no quota here is a concurrency; those of tests/lua/test_slots.py are",
     "DenialReason.HOLD_NEEDED": "likewise, and in shadow; tests/lua/test_shadows.py",
 }

@@ -11,7 +11,7 @@ from coordinator.database.engine import Database, open_database
 from coordinator.jobs import Job, JobTookTooLong, run_if_due, running
 from coordinator.metrics import Metrics
 from tests.conftest import free_port
-from tests.integration.coordinator.standing import connected
+from tests.integration.coordinator.fixtures import connected
 
 pytestmark = pytest.mark.anyio
 

@@ -29,7 +29,7 @@ from regional_agent.cluster.cell import Cell
 from regional_agent.main import create_app as create_agent
 from regional_agent.settings import AgentSettings
 from tests.conftest import restricted
-from tests.integration.coordinator.standing import connected
+from tests.integration.coordinator.fixtures import connected
 from web.serving import serve
 
 REGIONS = ("us-east", "eu-west", "ap-south")

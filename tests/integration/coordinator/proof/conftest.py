@@ -20,9 +20,9 @@ from coordinator.main import create_app
 from coordinator.proof.seal import seal
 from coordinator.settings import CoordinatorSettings
 from tests.conftest import PostgresServer, copied
-from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region
+from tests.integration.coordinator.admin_harness import DOCUMENT, AdminHarness, Region, Used, open_region
+from tests.integration.coordinator.fixtures import NOON, StandingClock, connected, put_off
 from tests.integration.coordinator.proof.history import write_history
-from tests.integration.coordinator.standing import NOON, StandingClock, connected, put_off
 
 MONTH, DAY = "2026-11", "2026-11-18"
 POOLS = [
@@ -49,12 +49,12 @@ def history(postgres_server: PostgresServer) -> Iterator[str]:
 
 
 async def _write_history(url: str) -> None:
-    async with standing(url) as stand:
-        await write_history(stand)
+    async with harness_on(url) as admin_harness:
+        await write_history(admin_harness)
 
 
 @asynccontextmanager
-async def standing(url: str) -> AsyncIterator[Stand]:
+async def harness_on(url: str) -> AsyncIterator[AdminHarness]:
     async with connected(url) as owner:
         await put_off(owner, "seal")  # here it is done by hand
     clock = StandingClock()
@@ -62,31 +62,33 @@ async def standing(url: str) -> AsyncIterator[Stand]:
         CoordinatorSettings(database_url=SecretStr(url), database_pool_size=4, lease_ms=60_000, clock_limit_ms=0), clock
     )
     async with app.router.lifespan_context(app), connected(url) as owner:
-        stand = Stand(httpx.ASGITransport(app, raise_app_exceptions=False), owner, clock)
-        yield stand
-        for client in stand.clients:
+        admin_harness = AdminHarness(httpx.ASGITransport(app, raise_app_exceptions=False), owner, clock)
+        yield admin_harness
+        for client in admin_harness.clients:
             await client.aclose()
 
 
 async def write_books(url: str) -> None:
     chance = random.Random(7)
-    async with standing(url) as stand:
-        admin = await stand.caller("admin")
+    async with harness_on(url) as admin_harness:
+        admin = await admin_harness.caller("admin")
         limits = DOCUMENT | {
             "quotas": [quota | {"limit": 1_000_000} if quota["kind"] == "allowance" else quota for quota in QUOTAS]
         }
         assert (await admin.put("/v1/limits", json=limits)).status_code == 200
-        regions = [await open_region(stand, admin, name) for name in ("us-east", "eu-west", "us-east", "ap-south")]
+        regions = [
+            await open_region(admin_harness, admin, name) for name in ("us-east", "eu-west", "us-east", "ap-south")
+        ]
         for number in range(1, SEALS + 1):
             for _ in range(20):
                 # The first one of us-east is fenced since its third came: it has nothing to say.
-                await use_something(chance, stand.clock, chance.choice(regions[1:]))
+                await use_something(chance, admin_harness.clock, chance.choice(regions[1:]))
             await regions[1].exchange(POOLS[0][0], wants=[{"quota": POOLS[0][0], "waiting": 5}])
-            await move_something(stand.owner, number, stand.clock.now())
-            await do_something(stand.owner, number, stand.clock.now())
-            async with stand.owner.transaction():
-                await seal(stand.owner, stand.clock.now())
-        await use_something(chance, stand.clock, regions[1])
+            await move_something(admin_harness.owner, number, admin_harness.clock.now())
+            await do_something(admin_harness.owner, number, admin_harness.clock.now())
+            async with admin_harness.owner.transaction():
+                await seal(admin_harness.owner, admin_harness.clock.now())
+        await use_something(chance, admin_harness.clock, regions[1])
 
 
 QUOTAS = DOCUMENT["quotas"]

@@ -12,8 +12,8 @@ import httpx
 from coordinator.access.issue_token import issue_token
 from coordinator.access.revoke_token import revoke_token
 from coordinator.exchange.expire_leases import expire_leases
-from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, sealed
-from tests.integration.coordinator.standing import put_off
+from tests.integration.coordinator.admin_harness import DOCUMENT, AdminHarness, Region, Used, open_region, sealed
+from tests.integration.coordinator.fixtures import put_off
 
 NOVEMBER, DECEMBER, DAY = "2026-11", "2026-12", "2026-11-18"
 ACME, GLOBEX, INITECH = (f"exports:tenant={tenant}" for tenant in ("acme", "globex", "initech"))
@@ -35,8 +35,8 @@ CHARGED, ESTIMATED, WAITING = "the invoice shows it", "as in October", "the regi
 class History:
     """Several people and regions at one coordinator."""
 
-    def __init__(self, stand: Stand, clients: Mapping[str, httpx.AsyncClient]) -> None:
-        self.stand, self.clients = stand, clients
+    def __init__(self, admin_harness: AdminHarness, clients: Mapping[str, httpx.AsyncClient]) -> None:
+        self.admin_harness, self.clients = admin_harness, clients
 
     async def ask(self, who: str, method: str, path: str, body: object = None) -> dict[str, Any]:
         answer = await self.clients[who].request(method, path, json=body)
@@ -44,7 +44,7 @@ class History:
         return dict(answer.json()) if answer.content else {}
 
     async def seal(self) -> None:
-        await sealed(self.stand)
+        await sealed(self.admin_harness)
 
     async def adjust(self, document: str, *, approve: bool = True, **terms: Any) -> str:
         body = {"quota": ACME, "period": NOVEMBER, "kind": "credit", "units": 50, "reason": "an outage"}
@@ -62,14 +62,14 @@ class History:
         return str(made["id"])
 
     async def expire(self) -> None:
-        async with self.stand.owner.transaction():
-            await expire_leases(self.stand.owner, self.stand.clock.now())
+        async with self.admin_harness.owner.transaction():
+            await expire_leases(self.admin_harness.owner, self.admin_harness.clock.now())
 
 
-async def write_history(stand: Stand) -> None:
-    await put_off(stand.owner, "seal", "expire_leases", "close_periods", "recall_suspense")
+async def write_history(admin_harness: AdminHarness) -> None:
+    await put_off(admin_harness.owner, "seal", "expire_leases", "close_periods", "recall_suspense")
     scopes = {"admin": "admin", "proposer": "adjust:propose", "approver": "adjust:approve", "closer": "period:close"}
-    history = History(stand, {who: await stand.caller(scope) for who, scope in scopes.items()})
+    history = History(admin_harness, {who: await admin_harness.caller(scope) for who, scope in scopes.items()})
     await _change_limits(history)
     regions = await _use(history)
     await history.seal()
@@ -85,10 +85,10 @@ async def write_history(stand: Stand) -> None:
 
 async def _change_limits(history: History) -> None:
     await history.ask("admin", "PUT", "/v1/limits", DOCUMENT)
-    history.stand.clock.move(seconds=1)
+    history.admin_harness.clock.move(seconds=1)
     await history.ask("admin", "PUT", "/v1/limits", LIMITS)
     for tenant, plan in (("acme", "pro"), ("acme", "free"), ("acme", "pro"), ("globex", "pro"), ("umbrella", "pro")):
-        history.stand.clock.move(seconds=1)
+        history.admin_harness.clock.move(seconds=1)
         await history.ask("admin", "PUT", f"/v1/subscriptions/{tenant}", {"plan": plan})
     await history.ask("admin", "DELETE", "/v1/subscriptions/umbrella")
     override = {"quota": "exports", "subject": {"tenant": "globex"}, "limit": 2000, "reason": "a launch"}
@@ -98,7 +98,9 @@ async def _change_limits(history: History) -> None:
 
 
 async def _use(history: History) -> list[Region]:
-    regions = [await open_region(history.stand, history.clients["admin"], name) for name in ("eu-west", "us-east")]
+    regions = [
+        await open_region(history.admin_harness, history.clients["admin"], name) for name in ("eu-west", "us-east")
+    ]
     for minute, (region, quota) in enumerate((region, quota) for region in regions for quota in (ACME, GLOBEX)):
         await region.use(quota, NOVEMBER, [Used(MORNING.replace(minute=minute), 60), Used(MORNING, 3)])
     await regions[0].use(MAILS, DAY, [Used(MORNING, 7, "mail")])
@@ -118,7 +120,7 @@ async def _adjust(history: History) -> None:
 
 async def _resolve(history: History, eu: Region, us: Region) -> None:
     """Two leases are resolved, one has a proposal in place of another one, one store loses its data."""
-    history.stand.clock.move(minutes=10)
+    history.admin_harness.clock.move(minutes=10)
     await history.expire()
     await history.resolve(eu, ACME, "charge", CHARGED)
     await history.resolve(eu, INITECH, "estimate", ESTIMATED)
@@ -126,20 +128,20 @@ async def _resolve(history: History, eu: Region, us: Region) -> None:
     await history.resolve(us, ACME, "write_off", WAITING)
     await history.resolve(us, GLOBEX, "write_off", "replaced", approve=False)
     await history.resolve(us, GLOBEX, "charge", "charged in the end")
-    lost = await open_region(history.stand, history.clients["admin"], "us-east")
+    lost = await open_region(history.admin_harness, history.clients["admin"], "us-east")
     await lost.use(GLOBEX, NOVEMBER, [Used(MORNING, 4)])
     await history.ask("admin", "POST", f"/v1/epochs/{us.epoch}:retire", {"reason": "its store is gone"})
 
 
 async def _close(history: History) -> None:
     """Suspense is carried out, and what is left of the limit is carried over."""
-    history.stand.clock.time = IN_DECEMBER
+    history.admin_harness.clock.time = IN_DECEMBER
     await history.expire()
     for minutes in (0, 20):
-        history.stand.clock.move(minutes=minutes)
+        history.admin_harness.clock.move(minutes=minutes)
         for period in (NOVEMBER, DAY):
             await history.ask("closer", "POST", f"/v1/periods/{period}:close", {"carry_suspense": True})
-    states = await history.stand.owner.fetch("SELECT state FROM period WHERE id = ANY ($1)", [NOVEMBER, DAY])
+    states = await history.admin_harness.owner.fetch("SELECT state FROM period WHERE id = ANY ($1)", [NOVEMBER, DAY])
     assert [row["state"] for row in states] == ["closed", "closed"]
 
 
@@ -153,7 +155,7 @@ async def _come_late(history: History, region: Region) -> None:
 
 
 async def _change_tokens(history: History) -> None:
-    owner, now = history.stand.owner, history.stand.clock.now()
+    owner, now = history.admin_harness.owner, history.admin_harness.clock.now()
     old = await issue_token(owner, ["usage:read"], "billing", now)
     await revoke_token(owner, old.id, now)
     new = await issue_token(owner, ["usage:read"], "billing", now)

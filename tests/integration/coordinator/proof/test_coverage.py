@@ -13,9 +13,9 @@ from coordinator.database.connection import Connection
 from coordinator.proof.coverage import COVERAGE, NotProven, Proven
 from coordinator.proof.rules import FaultKind
 from coordinator.proof.verify import verify
+from tests.integration.coordinator.fixtures import connected
 from tests.integration.coordinator.proof.conftest import forging
 from tests.integration.coordinator.proof.history import IN_DECEMBER
-from tests.integration.coordinator.standing import connected
 
 pytestmark = pytest.mark.anyio
 AUDITING = Path(__file__).parents[4] / "docs" / "guides" / "auditing.md"

@@ -12,8 +12,8 @@ from coordinator.database.connection import Connection
 from coordinator.proof.rules import Fault, FaultKind, seal_hash
 from coordinator.proof.seal import seal_of
 from coordinator.proof.verify import Verification, verify
+from tests.integration.coordinator.fixtures import NOON, connected
 from tests.integration.coordinator.proof.conftest import DAY, MONTH, SEALS, forging
-from tests.integration.coordinator.standing import NOON, connected
 
 pytestmark = pytest.mark.anyio
 

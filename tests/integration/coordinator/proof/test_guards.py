@@ -4,8 +4,8 @@ import pytest
 
 from coordinator.proof.rules import FaultKind
 from coordinator.proof.verify import GUARDS_UNKNOWN, verify
+from tests.integration.coordinator.fixtures import connected
 from tests.integration.coordinator.proof.history import IN_DECEMBER
-from tests.integration.coordinator.standing import connected
 
 pytestmark = pytest.mark.anyio
 

@@ -11,9 +11,9 @@ from coordinator.proof import seal as seal_module
 from coordinator.proof.rules import Seal, genesis_head
 from coordinator.proof.seal import Sealed, find_sealed, read_seals, seal
 from coordinator.proof.verify import verify
-from tests.integration.coordinator.people.conftest import Region, Used, open_region
-from tests.integration.coordinator.proof.conftest import MONTH, POOLS, do_something, standing
-from tests.integration.coordinator.standing import NOON, connected
+from tests.integration.coordinator.admin_harness import Region, Used, open_region
+from tests.integration.coordinator.fixtures import NOON, connected
+from tests.integration.coordinator.proof.conftest import MONTH, POOLS, do_something, harness_on
 
 pytestmark = pytest.mark.anyio
 
@@ -153,8 +153,8 @@ async def test_seals_are_append_only(database: str) -> None:
 
 
 async def test_a_time_names_the_newest_seal_up_to_it_and_a_later_one_none(database: str) -> None:
-    async with standing(database) as stand:
-        owner, clock = stand.owner, stand.clock
+    async with harness_on(database) as admin_harness:
+        owner, clock = admin_harness.owner, admin_harness.clock
         assert await find_sealed(owner, NOON) is None
         await begin(owner)
         await book(owner, 0)
@@ -178,8 +178,8 @@ async def test_a_time_names_the_newest_seal_up_to_it_and_a_later_one_none(databa
 
 
 async def test_books_that_nobody_touched_are_intact_while_they_are_written(database: str) -> None:
-    async with standing(database) as stand:
-        admin = await stand.caller("admin")
+    async with harness_on(database) as admin_harness:
+        admin = await admin_harness.caller("admin")
         limits = {
             "plans": {"free": {}},
             "default_plan": "free",
@@ -187,7 +187,7 @@ async def test_books_that_nobody_touched_are_intact_while_they_are_written(datab
             "policies": [],
         }
         assert (await admin.put("/v1/limits", json=limits)).status_code == 200
-        regions = [await open_region(stand, admin, name) for name in ("us-east", "eu-west", "ap-south")]
+        regions = [await open_region(admin_harness, admin, name) for name in ("us-east", "eu-west", "ap-south")]
         pools = [quota for quota, period in POOLS if period == MONTH]
         written = asyncio.gather(*(write(region, pools) for region in regions))
         found = 0
@@ -195,7 +195,7 @@ async def test_books_that_nobody_touched_are_intact_while_they_are_written(datab
             while not written.done() or not found:
                 async with sealer.transaction():
                     await seal(sealer, NOON)
-                await do_something(stand.owner, found, NOON)
+                await do_something(admin_harness.owner, found, NOON)
                 async with auditor.transaction(isolation="repeatable_read", readonly=True):
                     verification = await verify(auditor, NOON)
                 assert verification.intact, verification

@@ -11,8 +11,9 @@ import pytest
 from coordinator.proof.rules import Fault, FaultKind, KeptSeal
 from coordinator.proof.seal import seal
 from coordinator.proof.verify import verify
-from tests.integration.coordinator.people.conftest import Used, open_region
-from tests.integration.coordinator.proof.conftest import forging, standing
+from tests.integration.coordinator.admin_harness import Used, open_region
+from tests.integration.coordinator.fixtures import NOON, connected
+from tests.integration.coordinator.proof.conftest import forging, harness_on
 from tests.integration.coordinator.proof.history import (
     ACME,
     CHARGED,
@@ -28,7 +29,6 @@ from tests.integration.coordinator.proof.history import (
     WITHDRAWN,
     WRITE_OFF,
 )
-from tests.integration.coordinator.standing import NOON, connected
 
 pytestmark = pytest.mark.anyio
 
@@ -357,10 +357,10 @@ async def test_only_a_kept_seal_shows_what_was_cut_off_and_edited(history: str) 
 
 async def test_decisions_that_are_made_while_it_verifies_are_no_tampering(database: str) -> None:
     """Each verification sees one moment, in which each row and its entry are both there, or neither is."""
-    async with standing(database) as stand:
-        who = {scope: await stand.caller(scope) for scope in ("admin", "adjust:propose", "adjust:approve")}
+    async with harness_on(database) as admin_harness:
+        who = {scope: await admin_harness.caller(scope) for scope in ("admin", "adjust:propose", "adjust:approve")}
         await who["admin"].put("/v1/limits", json=LIMITS)
-        region = await open_region(stand, who["admin"], "eu-west")
+        region = await open_region(admin_harness, who["admin"], "eu-west")
         await region.use(ACME, NOVEMBER, [Used(MORNING, 60)])
 
         async def decide(number: int) -> None:

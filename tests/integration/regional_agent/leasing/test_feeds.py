@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.coordinator.standing import connected
+from tests.integration.coordinator.fixtures import connected
 from tests.integration.regional_agent.world import EXPORT, REGIONS, Agent, World, running, until
 
 pytestmark = pytest.mark.anyio

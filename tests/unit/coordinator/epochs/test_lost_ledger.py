@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from coordinator.epochs.rules.lost_ledger import KEPT_AT_ONCE, is_kept
-from tests.integration.coordinator.standing import NOON
+from tests.integration.coordinator.fixtures import NOON
 
 
 def test_another_number_every_minute_for_half_a_year_is_few_rows() -> None:

@@ -1,0 +1,36 @@
+"""Fixtures of a coordinator on a real Postgres: as agents call it, and as admins and finance do."""
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from tests.integration.coordinator.admin_harness import AdminHarness, admin_harness_on
+from tests.integration.coordinator.agent_harness import Agent, AgentHarness, agent_harness_on
+
+
+@pytest.fixture
+async def agent_harness(database: str) -> AsyncIterator[AgentHarness]:
+    async with agent_harness_on(database) as harness:
+        yield harness
+
+
+@pytest.fixture
+async def agent(agent_harness: AgentHarness) -> Agent:
+    return await agent_harness.agent()
+
+
+@pytest.fixture
+async def admin_harness(database: str) -> AsyncIterator[AdminHarness]:
+    async with admin_harness_on(database) as harness:
+        yield harness
+
+
+@pytest.fixture
+async def admin(admin_harness: AdminHarness) -> httpx.AsyncClient:
+    return await admin_harness.caller("admin")
+
+
+@pytest.fixture
+async def finance(admin_harness: AdminHarness) -> httpx.AsyncClient:
+    return await admin_harness.caller("usage:read")

@@ -1,0 +1,74 @@
+"""What is tried again by itself, and what is told as an outage."""
+
+import asyncpg
+import pytest
+
+from coordinator.database.connection import Connection
+from coordinator.database.engine import ATTEMPTS, open_database
+from coordinator.outages import DatabaseUnavailable, TransactionFailed
+from tests.integration.coordinator.fixtures import connected
+
+pytestmark = pytest.mark.anyio
+
+LOST = (
+    ConnectionResetError("reset by peer"),
+    asyncpg.InterfaceError("the connection is closed"),
+    asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"),
+)
+
+
+@pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
+async def test_a_connection_that_is_lost_once_is_not_noticed(database: str, error: Exception) -> None:
+    """Whatever the driver calls it: it depends on which of its steps the server hangs up in."""
+    errors = [error]
+
+    async def ask(connection: Connection) -> int:
+        if errors:
+            raise errors.pop()
+        found: int = await connection.fetchval("SELECT 7")
+        return found
+
+    async with open_database(database, 1) as engine:
+        assert await engine.read(ask) == 7
+
+
+@pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
+async def test_one_that_is_lost_each_time_is_an_outage(database: str, error: Exception) -> None:
+    async def ask(_: Connection) -> int:
+        raise error
+
+    async with open_database(database, 1) as engine:
+        with pytest.raises(DatabaseUnavailable):
+            await engine.run(ask)
+
+
+@pytest.mark.parametrize(("lock_timeout_ms", "attempts"), [(50, 1), (None, ATTEMPTS)])
+async def test_with_a_time_for_locks_one_that_is_not_free_is_not_waited_for_again(
+    database: str, lock_timeout_ms: int | None, attempts: int
+) -> None:
+    """It is no outage: Postgres is there."""
+    asked: list[int] = []
+
+    async def wait(connection: Connection) -> None:
+        if lock_timeout_ms is None:
+            await connection.execute("SET LOCAL lock_timeout = 50")
+        asked.append(await connection.fetchval("SELECT current_setting('lock_timeout')::interval = '50 ms'"))
+        await connection.execute("SELECT FROM policy_version FOR UPDATE")
+
+    async with open_database(database, 2) as engine, connected(database) as holder, holder.transaction():
+        await holder.execute("SELECT FROM policy_version FOR UPDATE")
+        with pytest.raises(TransactionFailed):
+            await engine.run(wait, lock_timeout_ms=lock_timeout_ms)
+    assert asked == [True] * attempts
+
+
+@pytest.mark.parametrize("code", ["57014", "53200"])
+async def test_what_postgres_could_not_do_is_no_outage(database: str, code: str) -> None:
+    """It ran too long, or found no memory for another lock."""
+
+    async def fail(connection: Connection) -> None:
+        await connection.execute(f"DO $$ BEGIN RAISE EXCEPTION 'planted' USING ERRCODE = '{code}'; END $$")
+
+    async with open_database(database, 1) as engine:
+        with pytest.raises(TransactionFailed):
+            await engine.run(fail)

@@ -1,0 +1,92 @@
+"""What an outage of Postgres looks like from outside: 503 and a moment to wait, and afterwards all is as it was."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from coordinator.database.connection import Connection
+from coordinator.main import create_app
+from coordinator.settings import CoordinatorSettings
+from protocol.outcomes import ExchangeOutcome
+from tests.conftest import free_port
+from tests.integration.coordinator.agent_harness import Agent, AgentHarness, exchange, lease, want
+from tests.integration.coordinator.fixtures import connected
+
+pytestmark = pytest.mark.anyio
+
+
+WHO_WAITS = """
+SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' LIMIT 1
+"""
+
+
+@asynccontextmanager
+async def another_database(url: str) -> AsyncIterator[Connection]:
+    """A connection to the same server that does not keep the database in use."""
+    async with connected(urlunsplit(urlsplit(url)._replace(path="/postgres"))) as connection:
+        yield connection
+
+
+async def rename(server: Connection, name: str, other: str) -> None:
+    """What a coordinator does by itself may come back in between."""
+    async with asyncio.timeout(60):
+        while await server.fetchval("SELECT count(*) FROM pg_database WHERE datname = $1", name):
+            await server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", name)
+            with suppress(asyncpg.ObjectInUseError):
+                await server.execute(f'ALTER DATABASE "{name}" RENAME TO "{other}"')
+
+
+async def test_a_connection_that_dies_in_the_middle_is_not_even_noticed(
+    agent_harness: AgentHarness, agent: Agent
+) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    async with connected(agent_harness.url) as holder, holder.transaction():
+        await holder.execute("SELECT FROM lane FOR UPDATE")
+        said = asyncio.create_task(agent.say(2, lease(granted=10, consumed=7)))
+        while not (waiting := await agent_harness.owner.fetchval(WHO_WAITS)):
+            assert not said.done()
+        await agent_harness.owner.execute("SELECT pg_terminate_backend($1)", waiting)
+        while await agent_harness.owner.fetchval(WHO_WAITS) == waiting:
+            pass
+    assert (await said).outcome is ExchangeOutcome.APPLIED
+    assert (await agent_harness.pool())["consumed"] == 7
+
+
+async def test_an_outage_is_503_and_is_over_when_it_is_over(agent_harness: AgentHarness, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    name = urlsplit(agent_harness.url).path[1:]
+    async with another_database(agent_harness.url) as server:
+        await rename(server, name, f"{name}_away")
+        answer = await agent.post(exchange(agent.frozen(2, lease(granted=10, consumed=7))))
+        ready = await agent.client.get("/readyz")
+        await rename(server, f"{name}_away", name)
+    assert answer.json()["type"] == "/problems/database-unavailable"
+    assert ready.json()["status"] == "not_ready"
+    assert [reason["code"] for reason in ready.json()["reasons"]] == ["database_unavailable"]
+    for refused in (answer, ready):
+        assert refused.status_code == 503
+        assert int(refused.headers["Retry-After"]) > 0
+        assert "password" not in refused.text
+    reply = await agent.say(2, lease(granted=10, consumed=7))
+    assert reply.outcome is ExchangeOutcome.APPLIED
+    async with connected(agent_harness.url) as agent_harness.owner:
+        assert (await agent_harness.pool())["consumed"] == 7
+
+
+async def test_a_coordinator_starts_without_postgres_and_says_that_it_is_not_ready() -> None:
+    url = f"postgresql://nobody:hunter2@127.0.0.1:{free_port()}/nowhere"
+    app = create_app(CoordinatorSettings(database_url=SecretStr(url)))
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://c") as client:
+        assert (await client.get("/healthz")).status_code == 200
+        assert (await client.get("/readyz")).status_code == 503
+        assert (await client.get("/metrics")).status_code == 200
+        answer = await client.post("/v1/regions/x/exchanges", headers={"Authorization": "Bearer lh_x"})
+        assert answer.status_code == 503
+        assert "hunter2" not in answer.text

@@ -1,0 +1,127 @@
+"""`leasehold usage`, `statement` and `export`, and the guide to closing a month, as somebody in finance types them."""
+
+import asyncio
+import csv
+import hashlib
+import io
+import json
+import re
+import shlex
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from structlog.testing import capture_logs
+from typer.testing import CliRunner, Result
+
+from coordinator.access.issue_token import issue_token
+from leasehold.cli.app import app
+from tests.integration.coordinator.admin_harness import AdminHarness, Region, sealed
+from tests.integration.coordinator.fixtures import served
+from tests.integration.coordinator.usage.test_statements import DAY, MAILS, at, region
+
+__all__ = ["region"]
+pytestmark = pytest.mark.anyio
+Typed = Callable[..., Coroutine[Any, Any, Result]]
+GUIDE = Path(__file__).parents[4] / "docs" / "guides" / "closing.md"
+
+
+@pytest.fixture
+async def typed(admin_harness: AdminHarness, region: Region) -> AsyncIterator[Typed]:
+    token = (await issue_token(admin_harness.owner, ["admin"], "", admin_harness.clock.now())).token
+    coordinator = admin_harness.transport.app
+    assert isinstance(coordinator, FastAPI)
+    with capture_logs():  # a command's output is this process's, and so is the coordinator's
+        async with served(coordinator) as url:
+            environment = {"LEASEHOLD_URL": url, "LEASEHOLD_TOKEN": token, "COLUMNS": "300"}
+
+            async def type_(*words: str) -> Result:
+                return await asyncio.to_thread(CliRunner().invoke, app, words, env=environment)
+
+            yield type_
+
+
+async def said(typed: Typed, *words: str) -> str:
+    done = await typed(*words)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+async def test_usage_is_a_table_json_or_csv(typed: Typed) -> None:
+    asked = ("usage", "--from", DAY, "--to", "2026-11-19", "-g", "tenant,quota", "--only", "quota=mails")
+    table = await typed(*asked)
+    assert table.stdout.splitlines()[-1].split()[2:] == ["acme", "mails", "10"]
+    assert "regions hold 7 units more whose use they have not reported yet" in table.stderr
+    found = json.loads(await said(typed, *asked, "--granularity", "PT1H", "--zeros", "--json"))
+    assert [row["units"] for row in found["data"]] == [0] * 9 + [4, 6] + [0] * 13
+    _, row = csv.reader(io.StringIO(await said(typed, *asked, "--csv")))
+    assert row == ["2026-11-18T00:00:00Z", "2026-11-19T00:00:00Z", "acme", "mails", "10"]
+    assert "the ledger has no such tenant" in (await typed("usage", "--only", "tenant=nobody")).stderr
+    for wrong, sentence in (
+        (("--only", "acme"), "write it as --only FIELD=VALUE, such as tenant=acme"),
+        (("--from", "soon"), "from: "),
+    ):
+        refused = await typed("usage", *wrong)
+        assert (refused.exit_code, sentence in refused.stderr) == (1, True)
+
+
+async def test_a_statement_is_seen_and_followed_down(typed: Typed) -> None:
+    asked = ("statement", DAY, "--tenant", "acme")
+    table = (await said(typed, *asked)).splitlines()
+    assert table[1].split() == ["1", "usage", "mails", DAY, "eu-west", "10"]
+    assert table[-1].startswith("billed: 10 units; as of position ")
+    found = json.loads(await said(typed, *asked, "--json"))
+    sources = json.loads(await said(typed, *asked, "--line", "1", "--json"))
+    assert sum(each["units"] for each in sources) == found["billed"]
+    assert sources[0]["body_hash"] in await said(typed, *asked, "--line", "1")
+    assert (await said(typed, *asked, "--csv")).startswith("line,kind,quota")
+    assert (await said(typed, *asked, "--html")).startswith("<!doctype html>")
+    assert (await typed("statement", DAY, "--tenant", "nobody")).exit_code == 1
+
+
+async def test_an_export_is_the_file_that_its_manifest_says(typed: Typed, tmp_path: Path) -> None:
+    file = tmp_path / "usage.csv"
+    manifest = json.loads(await said(typed, "export", DAY, "-o", str(file), "--json"))
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == manifest["sha256"]
+    assert not file.with_name("usage.csv.part").exists()
+    assert f"2 lines, sha256 {manifest['sha256']}" in await said(typed, "export", DAY, "-o", str(file))
+    columns = tmp_path / "usage.parquet"
+    assert f"{columns}: 2 lines" in await said(typed, "export", DAY, "-o", str(columns), "--format", "parquet")
+    assert columns.read_bytes()[-4:] == b"PAR1"
+    refused = await typed("export", DAY, "-o", str(tmp_path / "usage.xls"), "--format", "xls")
+    assert (refused.exit_code, "should be 'csv', 'ndjson' or 'parquet'" in refused.stderr) == (1, True)
+    assert not (tmp_path / "usage.xls").exists()
+
+
+def steps() -> list[list[str]]:
+    (block,) = re.findall(r"^```console\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    commands = [re.split(r"\s{2,}", line)[0] for line in block.splitlines()]
+    return [shlex.split(command.removeprefix("$ leasehold ").replace("2026-10", DAY)) for command in commands]
+
+
+async def test_the_guide_closes_a_period(
+    admin_harness: AdminHarness, region: Region, typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step does what it is for, in the order of the guide."""
+    monkeypatch.chdir(tmp_path)
+    await region.exchange(MAILS, frozen=[region.leases[MAILS, DAY] | {"returned": 7}])
+    await sealed(admin_harness)
+    admin_harness.clock.time = at("19T12:00")
+    moving = asyncio.create_task(_let_time_pass(admin_harness))
+    try:
+        said_of = {" ".join(step[:2]): await said(typed, *step) for step in steps()}
+    finally:
+        moving.cancel()
+    assert len(steps()) == 9
+    assert f"{DAY} is closed" in said_of["period close"]
+    assert "intact" in said_of["verify"]
+    assert (tmp_path / f"usage-{DAY}.csv").read_text().count("\n") == 3
+
+
+async def _let_time_pass(admin_harness: AdminHarness) -> None:
+    """The grace of a close ends, as it would."""
+    while True:
+        await asyncio.sleep(0.5)
+        admin_harness.clock.move(minutes=1)
