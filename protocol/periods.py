@@ -1,19 +1,19 @@
 """Periods follow calendars: hours, days, months or the anniversaries of a subscription, in a time zone.
 
-Periods of a calendar tile time: each begins where the one before ends, so every moment is in exactly one. Days begin
-at the midnight of the zone, or when clocks that skip it go on; a day may have 23 or 25 hours. Hours begin with the full
-hours of its clock: one that happens twice is two periods, and one that never happens is none. An anniversary on a day
-that a month does not have is on its last day, and on its own day again in the next.
+Periods of a calendar tile time: each begins where the one before ends, so every moment is in exactly one. Days begin at
+the midnight of the zone or, if clocks skip it, when they continue; a day may have 23 or 25 hours. Hours begin with the
+full hours of the zone's clock: an hour that occurs twice is two periods, and one that is skipped is none. An
+anniversary on a day that a month does not have is on its last day, and on its own day again in the next month.
 
-The id is what leases are named by, and says everything: nobody needs the rules of a zone to know what it means.
+Leases are named by the period's id, which is complete: no zone rules are needed to interpret it.
 
     2026-11-18T09   2026-11-18   2026-11       an hour, a day, a month in UTC
     2026-02-28a31                              the anniversary month of a 31st
-    2026-10_Europe:Berlin_120_60               in a zone: how many minutes it was ahead of UTC at the begin, and at the
-                                               end if that is another number
+    2026-10_Europe:Berlin_120_60               in a zone: its offset from UTC in minutes at the beginning, and at the
+                                               end if that differs
 
-So a period keeps its bounds when the rules of its zone change. What follows it begins where it ends, and from the next
-regular boundary on all is as the new rules say: see `period_at`.
+So a period keeps its bounds when the rules of its zone change. The next period begins where it ends, and from the next
+regular boundary on all periods follow the new rules: see `period_at`.
 """
 
 import calendar as months
@@ -26,10 +26,10 @@ from typing import NamedTuple
 from protocol.limits.document import AllowanceQuota, PeriodKind
 from protocol.zones import why_not_for_periods, zone_of
 
-LONGEST_ID = 54  # of any period that a quota can have; the database checks it as well
+LONGEST_ID = 54  # characters; the database checks it as well
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
-MOST_AHEAD = 26 * 60  # minutes: of UTC, and of rules that were others
-PERIODS_REMEMBERED = 1_000  # the same few are named again and again
+MOST_AHEAD = 26 * 60  # minutes ahead of UTC, by any rules
+PERIODS_REMEMBERED = 1_000  # the same few periods are used again and again
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _SHAPES = {
@@ -45,7 +45,7 @@ _ID = re.compile(
 
 
 class Calendar(NamedTuple):
-    """`day`: of an anniversary, its day of the month."""
+    """A calendar. `day` is the day of the month of an anniversary."""
 
     kind: PeriodKind
     zone: str = "UTC"
@@ -70,7 +70,7 @@ class Period(NamedTuple):
     id: str
     calendar: Calendar
     starts_at: datetime
-    ends_at: datetime  # the first moment after it
+    ends_at: datetime  # exclusive
 
     @property
     def first_minute(self) -> int:
@@ -88,7 +88,7 @@ class Period(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What it is called on its calendar."""
+        """Return the period's name on its calendar."""
         return re.split("[a_]", self.id, maxsplit=1)[0]
 
     def holds(self, moment: datetime) -> bool:
@@ -96,7 +96,7 @@ class Period(NamedTuple):
 
 
 def minute_of(moment: datetime) -> int:
-    """Minutes since 1970: the label of a usage line."""
+    """Return the minutes since 1970, which label a usage line."""
     return (moment - _EPOCH) // MINUTE
 
 
@@ -104,15 +104,16 @@ def moment_of(minute: int) -> datetime:
     return _EPOCH + minute * MINUTE
 
 
-# --- which one is it? -------------------------------------------------------------------------------------------------
+# --- the period of a time ---------------------------------------------------------------------------------------------
 
 
 def period_at(calendar: Calendar, moment: datetime, written: Sequence[Period] = ()) -> Period:
-    """The period of the calendar that holds the moment.
+    """Return the period of the calendar that contains the time.
 
-    `written`: those that are in the books already, which keep their bounds whatever the rules say by now.
+    `written` are stored periods, which keep their bounds whatever the zone's rules are now.
+
     """
-    # Bounds are whole minutes, and hardly any moment is asked about twice: so it is found once a minute.
+    # Bounds are whole minutes, so that the cache is keyed by the minute.
     return _period_at(calendar, moment.replace(second=0, microsecond=0), written)
 
 
@@ -135,7 +136,7 @@ def next_period(period: Period, written: Sequence[Period] = ()) -> Period:
 
 
 def _after_the_last_written(calendar: Calendar, moment: datetime, written: Sequence[Period]) -> Period | None:
-    """What begins where a written one ends is the regular period whose begin is nearest, and ends with it."""
+    """Return the period after the last stored one: it ends with the regular period whose begin is nearest."""
     ends_at = max((each.ends_at for each in written if each.ends_at <= moment), default=None)
     if ends_at is None:
         return None
@@ -146,21 +147,23 @@ def _after_the_last_written(calendar: Calendar, moment: datetime, written: Seque
 
 
 def _between(calendar: Calendar, starts_at: datetime, ends_at: datetime) -> Period:
-    """It is called after the regular one that it is most of."""
+    """Return a period named after the regular one that it covers most of."""
     most = _regular(calendar, starts_at + (ends_at - starts_at) / 2)
     return _period(calendar, starts_at, ends_at, most.label)
 
 
 @functools.lru_cache(maxsize=PERIODS_REMEMBERED)
 def _regular(calendar: Calendar, moment: datetime) -> Period:
-    """As the rules of the zone say now."""
+    """Return the period by the zone's current rules."""
     starts_at, ends_at = _bounds(calendar, moment)
     label = starts_at.astimezone(zone_of(calendar.zone)).strftime(_SHAPES[calendar.kind])
     return _period(calendar, starts_at, ends_at, label)
 
 
 def _bounds(calendar: Calendar, moment: datetime) -> tuple[datetime, datetime]:
-    """Clocks that go back at midnight show yesterday's date today: so the neighbours of the date are looked at, too."""
+    """Return the bounds. Clocks that go back at midnight show yesterday's date, so neighbouring dates are tried as
+    well.
+    """
     zone = zone_of(calendar.zone)
     if calendar.kind is PeriodKind.HOUR:
         begins = list(_hours_around(zone, moment))
@@ -178,18 +181,18 @@ def _days_around(calendar: Calendar, day: date) -> Iterator[date]:
 
 
 def _day_of_month(month: int, day: int) -> date:
-    """`month`: counted from the year 0 on."""
+    """Return the anniversary's day in a month, which is counted from the year 0."""
     year, number = month // 12, month % 12 + 1
     return date(year, number, min(day, months.monthrange(year, number)[1]))
 
 
 def _midnight(day: date, zone: tzinfo) -> datetime:
-    """Where clocks skip it, the day begins when they go on."""
+    """Return the beginning of a day. Where clocks skip midnight, the day begins when they continue."""
     return datetime.combine(day, time(), zone).astimezone(UTC)
 
 
 def _hours_around(zone: tzinfo, moment: datetime) -> Iterator[datetime]:
-    """When the zone's clock shows a full hour. Offsets are not all whole hours, and they change."""
+    """Return the times at which the zone's clock shows a full hour. Offsets change, and are not always whole hours."""
     for step in (-2, -1, 0, 1, 2):
         local = (moment + step * HOUR).astimezone(zone)
         into = timedelta(minutes=local.minute, seconds=local.second, microseconds=local.microsecond)
@@ -197,7 +200,7 @@ def _hours_around(zone: tzinfo, moment: datetime) -> Iterator[datetime]:
         yield from (each for each in (full, full + HOUR) if not each.astimezone(zone).minute)
 
 
-# --- what is it called? -----------------------------------------------------------------------------------------------
+# --- ids -----------------------------------------------------------------------------------------------
 
 
 def _period(calendar: Calendar, starts_at: datetime, ends_at: datetime, label: str) -> Period:
@@ -217,7 +220,7 @@ def _labelled(calendar: Calendar, label: str) -> str:
 
 
 def _nominal(calendar: Calendar, label: str) -> tuple[datetime, datetime]:
-    """Its bounds on the zone's clock, if that never changed."""
+    """Return the bounds on the zone's clock, as if its offset never changed."""
     starts = datetime.strptime(label, _SHAPES[calendar.kind])  # noqa: DTZ007 - a clock's time, of whatever zone
     if calendar.kind in (PeriodKind.HOUR, PeriodKind.DAY):
         return starts, starts + (HOUR if calendar.kind is PeriodKind.HOUR else DAY)
@@ -229,7 +232,7 @@ def _nominal(calendar: Calendar, label: str) -> tuple[datetime, datetime]:
 
 @functools.lru_cache(maxsize=PERIODS_REMEMBERED)
 def period_of(period_id: str) -> Period:
-    """The period that an id names, whatever the rules of its zone are by now. Raises ValueError."""
+    """Return the period that an id names, whatever the zone's rules are now. Raises ValueError."""
     found = _ID.fullmatch(period_id)
     named = found.groupdict() if found else {}
     for kind in PeriodKind if named else ():
@@ -237,17 +240,18 @@ def period_of(period_id: str) -> Period:
             period = _read(kind, **named)
         except (ValueError, OverflowError):
             continue
-        # Parsing is lenient with leading zeros: only the canonical spelling is an id.
+        # int() accepts leading zeros, but only the canonical spelling is an id.
         if period.id == period_id and period.starts_at < period.ends_at:
             return period
     raise ValueError(f"{period_id!r} names no period; write it as 2026-11-18T09, 2026-11-18 or 2026-11")
 
 
 def period_named_outside(period_id: str) -> Period:
-    """Return the period that a region or a person names. Raise ValueError also for a zone that no quota can have.
+    """Return the period that a region or a person names. Raises ValueError also for a zone that no quota can have.
 
-    What is booked already keeps its name, whatever zones there are by now: see `period_of`. An id is bounded so that
+    Booked periods keep their names, whatever zones exist now: see `period_of`. The length of an id is bounded so that
     "transfer_" and the id fit into the 63 bytes of a table's name: no two ids share a table.
+
     """
     period = period_of(period_id)
     reason = why_not_for_periods(period.calendar.zone)

@@ -1,6 +1,6 @@
-"""Bring a tenant's allowances to the limits of the plan that it is on by now, in the transaction that put it there.
+"""Bring a tenant's allowances to the limits of its current plan, in the transaction that changed the plan.
 
-So what is said of a change, and is in the audit, is what the books did; nobody has to ask for units first.
+So the reply and the audit entry describe what was booked, and no exchange has to happen first.
 """
 
 from datetime import datetime
@@ -20,11 +20,11 @@ from coordinator.limits.rules.plan_change import LimitEffect, change_limit
 from coordinator.rebalancing.rules.division import by_weight, division_of, funded_for
 from protocol.outcomes import GrantRefusal
 
-MOST = 1000  # allowances of one tenant; the limits of any others are in force when somebody asks for units of them
+MOST = 1000  # allowances of one tenant; the limits of others apply when units of them are requested
 
 
 async def change_limits(connection: Connection, documents: Documents, tenant: str, now: datetime) -> list[LimitEffect]:
-    """Of the periods that run. Only what has another limit than before is told of."""
+    """Change the limits of the current periods. Return those allowances whose limit changed."""
     keys = [Key(*row) for row in await connection.fetch(_RUNNING, tenant, now, MOST)]
     catalogue = await read_catalogue(connection, documents, [key.quota for key in keys], now)
     found = {key: _limit(entitlement(catalogue, key.quota)) for key in keys}
@@ -40,7 +40,7 @@ async def change_limits(connection: Connection, documents: Documents, tenant: st
         for key, pool in pools.items()
         if pool.funded != funded_for(limits[key], pool, of_pool[key], divisions[key])
     ]
-    # Everything is decided: from here on only the database can fail, and then nothing was.
+    # All decisions are made: from here on only the database can fail, and then the transaction is rolled back.
     if entry.transfers:
         await write_balances(connection, [pools[key] for key in pools], [], {})
         await book_entries(connection, [entry], now)
@@ -49,7 +49,7 @@ async def change_limits(connection: Connection, documents: Documents, tenant: st
 
 
 def _limit(found: Entitlement | GrantRefusal) -> int | None:
-    """None: the document has no such allowance any more. A plan that gives none of it limits it to nothing."""
+    """Return the limit; None if the document has no such allowance now. Without a limit in the plan it is zero."""
     if isinstance(found, Entitlement):
         return found.limit
     return 0 if found is GrantRefusal.NO_LIMIT else None

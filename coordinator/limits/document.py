@@ -1,8 +1,8 @@
-"""The limits document as people write it: JSON or YAML in, and out again.
+"""Read and write the limits document as people write it: JSON or YAML.
 
-It is read whole before anything is believed: a document is small, has no aliases (which could make it endlessly large),
-is not nested deeply, and no key comes twice. Whatever is wrong with it is said with the field and, as far as the text
-can be followed, with line and column. A large document takes seconds: nothing here belongs into an event loop.
+A document is bounded: it is small, has no aliases (which could make it very large), is not nested deeply, and no key
+comes twice. Every fault is named with its field and, if it can be found in the text, with line and column. Reading a
+large document takes seconds, so it does not run in the event loop.
 """
 
 import re
@@ -20,7 +20,7 @@ from web.problems import InvalidParameter, Problem
 
 YAML = "application/yaml"
 MAX_DOCUMENT_BYTES = 4 * 1024 * 1024  # ten thousand policies, written at length
-MAX_EVENTS = 500_000  # of a YAML document: what bounds the time to read it
+MAX_EVENTS = 500_000  # of a YAML document, which bounds the time to read it
 MAX_DEPTH = 16
 MAX_FAULTS = 100
 MAX_TEXT = 256
@@ -29,7 +29,8 @@ MAX_TEXT = 256
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """YAML with the numbers of version 1.2, and `_` between digits.
 
-    Version 1.1 reads `12:30` as 750, base sixty: a surprise to people, and quadratic in the length of the text.
+    Version 1.1 reads `12:30` as 750, in base sixty, which surprises people and takes time quadratic in the text.
+
     """
 
 
@@ -61,7 +62,7 @@ _BYTE = re.compile(r"byte (\d{1,9})")
 
 
 def read_document(body: bytes, media_type: str) -> LimitsDocument:
-    """Raises the problem that names every fault."""
+    """Read a document. Raises the problem that names every fault."""
     if len(body) > MAX_DOCUMENT_BYTES:
         raise Problem("body-too-large", f"a limits document has at most {MAX_DOCUMENT_BYTES} bytes")
     document = _read(body, media_type)
@@ -71,7 +72,7 @@ def read_document(body: bytes, media_type: str) -> LimitsDocument:
 
 
 def refuse_document(body: bytes, faults: Sequence[Fault]) -> NoReturn:
-    """The problem that says for each fault where in the text it is."""
+    """Raise the problem that names for each fault its place in the text."""
     root = _root_of(body)
     found = [
         InvalidParameter(fault.field[:MAX_TEXT], fault.rule, fault.reason[:MAX_TEXT] + _place(root, fault.field))
@@ -98,7 +99,7 @@ def _read(body: bytes, media_type: str) -> LimitsDocument:
 
 
 def _placed(problem: Problem, body: bytes) -> Problem:
-    """What is not JSON, with line and column in place of the number of a byte."""
+    """Return the problem of text that is not JSON with line and column in place of the byte offset."""
 
     def place(found: re.Match[str]) -> str:
         before = body[: int(found[1])].decode(errors="replace")
@@ -131,7 +132,7 @@ def _plain_values(text: str) -> object:
 
 
 def _check_events(text: str) -> None:
-    """Before a tree is made of them: nothing that multiplies, nothing that nests without end."""
+    """Check the text before a tree is built from it: no aliases, and bounded depth and size."""
     depth = 0
     for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
         if count > MAX_EVENTS:
@@ -174,7 +175,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _unprintable(path: str, value: object) -> Iterator[Fault]:
-    """Text that no request can match and that the database cannot keep."""
+    """Yield texts that no request can match and that the database cannot store."""
     if isinstance(value, str) and not value.isprintable():
         yield Fault(path, "text", "it holds a character that cannot be printed")
     elif isinstance(value, list):
@@ -191,7 +192,7 @@ def _faults_of_shape(body: bytes, media_type: str) -> list[Fault]:
     try:
         plain = _plain_values(body.decode()) if media_type == YAML else msgspec.json.decode(body)
     except (yaml.YAMLError, ValueError, RecursionError):
-        return []  # this is the fault, and it has been told
+        return []  # this fault is reported already
     return list(_misshapen(plain, LimitsDocument, ""))
 
 
@@ -258,7 +259,7 @@ def _joined(path: str, name: str) -> str:
 
 
 def _root_of(body: bytes) -> yaml.Node | None:
-    """The text as a tree. JSON is near enough to YAML for finding the way; where it is not, no place is named."""
+    """Return the text as a tree, to find places in it. JSON that is no YAML has no tree, and no places are named."""
     try:
         text = body.decode()
         _check_events(text)
@@ -269,7 +270,7 @@ def _root_of(body: bytes) -> yaml.Node | None:
 
 
 def _place(root: yaml.Node | None, field: str) -> str:
-    """The nearest to the field that the text has: of what is missing, where it should be."""
+    """Return the place of the field, or of the nearest enclosing one if it is missing."""
     node = root
     for step in _PATH.findall(field):
         inner = _step(node, step)

@@ -1,7 +1,7 @@
-"""What is in force, parsed once for each state: the limits document, the regions, and what people set for them.
+"""What is in force, parsed once for each state: the limits document, the regions, and their settings.
 
-A state is named by its version and by a moment or a stamp. A version number alone comes again after a restore of the
-database, with another content.
+A state is named by its version and by a time or a stamp, because after a restore of the database a version number comes
+again with another content.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Documents:
     async def at(
         self, connection: Connection, version: int, applied_at: datetime | None
     ) -> tuple[Mapping[str, Quota], str | None]:
-        """The quotas and the default plan of a version; none before the first document was applied."""
+        """Return the quotas and the default plan of a version; none before the first document was applied."""
         if (version, applied_at) != self._document:
             text = await connection.fetchval(_DOCUMENT, version, applied_at) if version else b"{}"
             document = msgspec.json.decode(text, type=LimitsDocument)
@@ -39,13 +39,13 @@ class Documents:
     async def regions_at(
         self, connection: Connection, policy_version: int, stamp: UUID
     ) -> tuple[Mapping[str, RegionShare], Settings]:
-        """Every change of a region or a setting is another version of the policies. What is read may be newer."""
+        """Return regions and settings of a version of the policies; each of their changes makes a new one."""
         if (policy_version, stamp) != self._catalogue:
             row = await connection.fetchrow(_REGIONS)
             assert row is not None
             regions = msgspec.json.decode(row["regions"], type=dict[str, RegionShare])
             settings = msgspec.json.decode(row["settings"], type=dict[str, dict[str, Setting]])
-            if row["is_own"]:  # this transaction made it: if it is rolled back, another one will have that number
+            if row["is_own"]:  # made by this transaction: after a rollback another version gets the number
                 return regions, settings
             self._regions, self._settings, self._catalogue = regions, settings, (row["version"], row["stamp"])
         return self._regions, self._settings

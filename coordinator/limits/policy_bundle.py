@@ -1,8 +1,7 @@
-"""What one region's agents need to decide, read at one version.
+"""Read a policy bundle: what the agents of one region need to decide, as of one version.
 
-Several questions are asked, the version first. So even where each sees a later moment (READ COMMITTED), a bundle's
-contents are never older than its version: an agent that goes on from that version may hear a change twice, and misses
-none.
+It takes several statements, the version first. Even if each sees a later moment (READ COMMITTED), the contents are
+never older than the version: an agent may see a change twice, but misses none.
 """
 
 from datetime import datetime
@@ -16,9 +15,9 @@ from protocol.limits.document import AllowanceQuota, LimitsDocument, OverrideTer
 
 
 async def policy_bundle(connection: Connection, region: str, now: datetime) -> PolicyBundle:
-    """A region that is not active has no part in any rate: its weight is 0.
+    """Return the bundle. A region that is not active has the weight 0.
 
-    Overrides that will come are in it, too: a burst that was announced begins in a region that is cut off as well.
+    Future overrides are included, so that an announced one begins in a disconnected region as well.
     """
     version: int = await connection.fetchval("SELECT version FROM policy_version")
     weight, total, hold_key = await connection.fetchrow(_REGION, region) or (0, 0, b"")
@@ -57,7 +56,7 @@ FROM region
 """
 _SUBSCRIPTIONS = "SELECT tenant, plan FROM subscription ORDER BY tenant"
 _BEGAN_AT = "SELECT tenant, began_at FROM subscription ORDER BY tenant"
-# Whole milliseconds: it begins no earlier, and ends no later, than it does here.
+# Rounded to whole milliseconds so that it begins no earlier and ends no later than here.
 _OVERRIDES = """
 SELECT key, value::text AS limit,
     greatest(0, ceil(extract(epoch FROM valid_from - $1) * 1000))::bigint AS starts_in_ms,

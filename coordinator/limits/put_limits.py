@@ -1,4 +1,4 @@
-"""Apply a limits document, or say what applying it would change."""
+"""Apply a limits document, or return what applying it would change."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -22,14 +22,14 @@ MAX_TENANTS_NAMED = 3
 
 class LimitsOutcome(StrEnum):
     APPLIED = "applied"
-    UNCHANGED = "unchanged"  # it is in force already, or it was only tried
-    VERSION_DIFFERS = "version_differs"  # somebody else was faster
-    IN_USE = "in_use"  # a plan, or a quota, that others rely on
+    UNCHANGED = "unchanged"  # in force already, or a dry run
+    VERSION_DIFFERS = "version_differs"  # another change came first
+    IN_USE = "in_use"  # a plan or a quota is still used
 
 
 class PutLimits(NamedTuple):
     outcome: LimitsOutcome
-    limits: AppliedLimits  # what is in force now
+    limits: AppliedLimits  # the document in force now
     changes: Sequence[Change] = ()
     faults: Sequence[Fault] = ()
 
@@ -43,12 +43,12 @@ async def put_limits(
     *,
     dry_run: bool = False,
 ) -> PutLimits:
-    """`is_expected` says whether the caller knew the version that is about to be replaced."""
+    """Apply a document. `is_expected` tells whether the caller knows the version that is replaced."""
     await lock_catalogue(connection)
     current = await read_limits(connection)
     changes = differences(msgspec.to_builtins(current.document), msgspec.to_builtins(document))
     if not changes and current.version:
-        # A repetition of what was applied is answered alike, whichever version it expects: nothing can be lost by it.
+        # Applying the document in force again succeeds, whichever version the caller expects: it changes nothing.
         return PutLimits(LimitsOutcome.UNCHANGED, current)
     if not is_expected(current.version):
         return PutLimits(LimitsOutcome.VERSION_DIFFERS, current)
@@ -67,13 +67,13 @@ async def put_limits(
 
 
 async def _missing_plans(connection: Connection, document: LimitsDocument) -> list[Fault]:
-    """Dropping a plan would deny everything to whoever is on it."""
+    """Find plans that are in use but missing: without one, its tenants would be denied everything."""
     rows = await connection.fetch(_PLANS_IN_USE, list(document.plans), MAX_TENANTS_NAMED)
     return [Fault(f"plans.{row['plan']}", "in_use", _who_is_on(row["tenants"], row["others"])) for row in rows]
 
 
 async def _broken_overrides(connection: Connection, document: LimitsDocument, now: datetime) -> list[Fault]:
-    """An override that nobody can read, or that limits nothing, would be a promise that was forgotten."""
+    """Find overrides that the new document makes invalid or ineffective."""
     text = await connection.fetchval(_OVERRIDES, now)
     return faults_of_change(document, msgspec.json.decode(text, type=dict[str, dict[str, LimitValue]]))
 

@@ -1,7 +1,7 @@
-"""Read which limits a tenant had in a period: from the audit, up to one of its entries. Wants a snapshot.
+"""Read which limits a tenant had in a period, from the audit up to one of its entries. Needs a snapshot.
 
-What people did to limits is in the audit, which is only added to and sealed with the ledger. So what is told as of a
-seal, or of a period that is closed, never changes: whatever is done to limits later begins later.
+The audit is append-only and sealed with the ledger. So the history as of a seal, or of a closed period, never changes:
+later changes of limits begin later.
 """
 
 from collections.abc import Collection
@@ -29,7 +29,7 @@ from protocol.limits.document import Quota
 async def read_limit_history(
     connection: Connection, tenant: str, used: Collection[str], period: BookedPeriod, last: int
 ) -> list[LimitInForce]:
-    """Of its own quotas, and of those it used that all share. `last`: the entry of the audit up to which it is told."""
+    """Return the limits of the tenant's quotas and of the shared quotas that it used, up to the audit entry `last`."""
     names = {row["name"] for row in await connection.fetch(_QUOTAS, period.id, tenant)}
     keys = {subject_key(name, {"tenant": tenant}) for name in names}
     of_all = {subject_key(name, {}): name for name in used}
@@ -75,7 +75,7 @@ def _lasting(override: Override, added_at: datetime, deleted_at: datetime | None
 
 
 async def _there(connection: Connection, tenant: str, period: str, own: dict[str, dict[str, str]]) -> set[str]:
-    """Those of which the tenant has a key in the period."""
+    """Return the quotas of which the tenant has a key in the period."""
     rows = await connection.fetch(_KEYS, period, tenant, sorted({parse_quota_key(key)[0] for key in own}))
     found = [(name, counted_by.items()) for name, counted_by in (parse_quota_key(row["quota"]) for row in rows)]
     return {
@@ -88,7 +88,7 @@ async def _there(connection: Connection, tenant: str, period: str, own: dict[str
 _QUOTAS = "SELECT DISTINCT name FROM pool WHERE period = $1 AND tenant = $2 ORDER BY name"
 _SHARED = "SELECT quota FROM pool WHERE period = $1 AND quota = ANY ($2)"
 _KEYS = "SELECT quota FROM pool WHERE period = $1 AND tenant = $2 AND name = ANY ($3)"
-# Of a document only the quotas that are asked about: it may be long, and there may be many.
+# Only the relevant quotas of each document: documents may be long, and there may be many.
 _VERSIONS = """
 SELECT recorded_at, version, document ->> 'default_plan' AS default_plan, coalesce((
     SELECT jsonb_agg(quota) FROM jsonb_array_elements(document -> 'quotas') AS quota
@@ -102,7 +102,7 @@ _PLANS = """
 SELECT recorded_at, details ->> 'plan' FROM audit
 WHERE object = $2 AND action IN ('subscription.put', 'subscription.deleted') AND id <= $1 ORDER BY id
 """
-# The tenant is written as in the index `audit_of_overrides`.
+# The expression for the tenant is that of the index `audit_of_overrides`.
 _OVERRIDES = """
 SELECT recorded_at, action = 'override.deleted' AS is_deleted, details::text,
     coalesce(details ->> 'id', details #>> '{was,id}') AS id

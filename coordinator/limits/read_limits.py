@@ -1,4 +1,4 @@
-"""The limits document in force."""
+"""Read the limits document in force."""
 
 from datetime import datetime
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from protocol.limits.document import LimitsDocument
 
 
 class AppliedLimits(NamedTuple):
-    """`version` is the catalogue's version that brought the document; before the first there is an empty one at 0."""
+    """A document with the catalogue version that applied it; before the first one, an empty document at version 0."""
 
     version: int = 0
     document: LimitsDocument = LimitsDocument()

@@ -1,4 +1,4 @@
-"""HTTP: the limits document, and which plan each tenant is on."""
+"""HTTP routes of the limits document and of subscriptions."""
 
 import asyncio
 from datetime import datetime

@@ -1,7 +1,6 @@
-"""What changes between two documents, so that a person can review it before it is applied.
+"""The difference between two documents, for people to review before it is applied.
 
-Quotas and policies are known by their names and not by their places: putting a new one first is one addition, not a
-change of all that follow.
+Quotas and policies are matched by name and not by position: inserting one at the beginning is one addition.
 """
 
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ class ChangeKind(StrEnum):
 
 
 class Change(Struct, frozen=True):
-    """`before` is absent from an addition, `after` from a removal."""
+    """A change. An addition has no `before`, a removal no `after`."""
 
     path: str
     change: ChangeKind
@@ -28,7 +27,7 @@ class Change(Struct, frozen=True):
 
 
 def differences(before: object, after: object) -> list[Change]:
-    """Between two documents as plain values (what JSON can say), in the order of the first."""
+    """Return the changes between two documents as JSON values, in the order of the first."""
     return list(_between("", before, after))
 
 

@@ -1,4 +1,4 @@
-"""What the catalogue entitles a quota key to: its quota's rules, and the limit of its tenant's plan or an override."""
+"""What a quota key is entitled to: its quota's rules, and the limit of its tenant's plan or of an override."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -38,29 +38,31 @@ class RegionShare(NamedTuple):
 
 
 class Catalogue(NamedTuple):
-    """What is in force at one moment, as far as some calls need it."""
+    """What is in force at one moment, as far as some quota keys need it."""
 
     version: int
     quotas: Mapping[str, Quota]
     default_plan: str | None
-    plans: Mapping[str, str]  # of the tenants that are asked about
+    plans: Mapping[str, str]  # of the tenants in question
     regions: Mapping[str, RegionShare]
-    overrides: Mapping[str, LimitValue] = MappingProxyType({})  # in force now, of those that reach the asked
+    overrides: Mapping[str, LimitValue] = MappingProxyType({})  # in force now, and relevant for the keys in question
     block_version: int = 0
-    settings: Settings = MappingProxyType({})  # all that there are
-    began_at: Mapping[str, datetime] = MappingProxyType({})  # of the subscriptions of the tenants that are asked about
-    written: Mapping[Calendar, tuple[Period, ...]] = MappingProxyType({})  # of zones whose rules may change
+    settings: Settings = MappingProxyType({})  # all settings
+    began_at: Mapping[str, datetime] = MappingProxyType({})  # of the subscriptions of the tenants in question
+    written: Mapping[Calendar, tuple[Period, ...]] = MappingProxyType(
+        {}
+    )  # stored periods of zones whose rules may change
 
     @property
     def active(self) -> list[RegionShare]:
         return [region for region in self.regions.values() if region.is_active]
 
     def decides_like(self, other: "Catalogue") -> bool:
-        """Compare all but the numbers that count changes: most changes are about other tenants and other quotas."""
+        """Compare all but the version numbers: most changes are about other tenants and other quotas."""
         return self._replace(version=0, block_version=0) == other._replace(version=0, block_version=0)
 
     def settings_of(self, quota_key: str) -> dict[str, Setting]:
-        """By region. Of several that reach the key the narrowest counts, for each word by itself."""
+        """Return the settings by region. Each setting is taken from the narrowest key that has it."""
         found: dict[str, Setting] = {}
         for key in reversed(wider_keys(quota_key)) if self.settings else ():
             for region, setting in self.settings.get(key, {}).items():
@@ -68,7 +70,7 @@ class Catalogue(NamedTuple):
         return found
 
     def weights_of(self, quota_key: str) -> dict[str, int]:
-        """Of the active regions: what is set for the quota, else the region's own."""
+        """Return the weights of active regions: the setting for the quota, else the region's own weight."""
         settings = self.settings_of(quota_key)
         weights = {name: settings.get(name, NOTHING_SET).weight for name in self.regions if self.is_active(name)}
         return {name: self.regions[name].weight if weight is None else weight for name, weight in weights.items()}
@@ -88,7 +90,7 @@ class Catalogue(NamedTuple):
         return region in self.regions and self.regions[region].is_active
 
     def must_return(self, region: str) -> bool:
-        """Return whether the region gives back what it has and is granted nothing: it is draining, or down."""
+        """Return whether the region returns its units and is granted nothing: it is draining, or down."""
         return region in self.regions and not self.regions[region].is_active
 
 
@@ -98,9 +100,9 @@ class Entitlement(NamedTuple):
     calendar: Calendar
     limit: int
     horizon_ms: int
-    is_overridden: bool = False  # it may be over when another period begins
-    written: tuple[Period, ...] = ()  # the newest of the calendar that are in the books
-    extension: int = 0  # so many units may be admitted beyond the limit
+    is_overridden: bool = False  # the override may have ended when the next period begins
+    written: tuple[Period, ...] = ()  # the newest stored periods of the calendar
+    extension: int = 0  # units that may be admitted beyond the limit
     mode: Mode = Mode.LEASED
 
 
@@ -128,12 +130,12 @@ def entitlement(catalogue: Catalogue, quota_key: str) -> Entitlement | GrantRefu
 
 
 def calendar_of_key(began_at: Mapping[str, datetime], spec: AllowanceQuota, quota_key: str) -> Calendar:
-    """`began_at`: of the subscriptions of the tenants that are asked about."""
+    """Return the calendar of a key. `began_at` has the subscriptions of the tenants in question."""
     return calendar_of(spec, began_at.get(tenant_of(quota_key) or ""))
 
 
 def rate_terms(catalogue: Catalogue, quota_key: str) -> Terms | GrantRefusal:
-    """Of a rate that is shared by demand: its limit, and its regions as people weigh and bound them."""
+    """Return the terms of a rate that is shared by demand: its limit, its regions, their weights and bounds."""
     spec = catalogue.spec_of(quota_key)
     if spec is None:
         return GrantRefusal.UNKNOWN_QUOTA
@@ -147,7 +149,7 @@ def rate_terms(catalogue: Catalogue, quota_key: str) -> Terms | GrantRefusal:
 
 
 def slot_terms(catalogue: Catalogue, quota_key: str) -> Terms | GrantRefusal:
-    """The same of slots."""
+    """Return the terms of slots that are shared by demand."""
     spec = catalogue.spec_of(quota_key)
     if spec is None:
         return GrantRefusal.UNKNOWN_QUOTA
@@ -160,7 +162,7 @@ def slot_terms(catalogue: Catalogue, quota_key: str) -> Terms | GrantRefusal:
 
 
 def _who_shares(catalogue: Catalogue, spec: Quota, quota_key: str) -> tuple[dict[str, Member], dict[str, int]]:
-    """The active regions as people weigh and bound them, and the weights by which their stores know base shares."""
+    """Return the active regions with their settings, and the weights that their base shares are computed from."""
     settings, weights = catalogue.settings_of(quota_key), catalogue.weights_of(quota_key)
     members = {name: _member(spec, weight, settings.get(name, NOTHING_SET)) for name, weight in weights.items()}
     return members, {name: catalogue.regions[name].weight for name in weights}
@@ -174,13 +176,13 @@ def _member(spec: Quota, weight: int, setting: Setting) -> Member:
 
 
 def limit_of_key(catalogue: Catalogue, spec: Quota, quota_key: str) -> LimitValue | None:
-    """An override's, of whichever is for the narrowest subject; else the plan's."""
+    """Return the limit of the narrowest override, else that of the plan."""
     overridden = override_of_key(catalogue, quota_key)
     return limit_of(spec, plan_of_key(catalogue, quota_key)) if overridden is None else catalogue.overrides[overridden]
 
 
 def override_of_key(catalogue: Catalogue, quota_key: str) -> str | None:
-    """For whom the override is that counts for this key."""
+    """Return the key of the override that applies, if there is one."""
     if not catalogue.overrides:
         return None
     return next((key for key in wider_keys(quota_key) if key in catalogue.overrides), None)

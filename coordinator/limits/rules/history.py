@@ -1,8 +1,7 @@
-"""Which limits a tenant had in a period: from when to when, and why. Told from what people did, as the audit has it.
+"""Which limits a tenant had in a period, from when to when, and why, by the audit.
 
-The period is cut where anything changed: a document was applied, the tenant went to another plan, an override began or
-ended. In each piece the limit is what grants are made by (entitlement.py), so what is told here is what was in force.
-Pieces that follow each other and say the same are one.
+The period is cut where something changed: a document was applied, the tenant got another plan, an override began or
+ended. The limit of each part is the one that grants are made by (entitlement.py). Equal consecutive parts are merged.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,32 +21,32 @@ from protocol.limits.document import AllowanceQuota, LimitValue, Quota
 
 
 class LimitKind(StrEnum):
-    PLAN = "plan"  # what the document says, for the tenant's plan or for all
+    PLAN = "plan"  # the document's limit for the tenant's plan or for all plans
     OVERRIDE = "override"
-    CREDIT = "credit"  # so much more, from then on
-    DEBIT = "debit"  # so much less: below zero
-    CARRY_OVER = "carry_over"  # so much more: left of the period before
+    CREDIT = "credit"  # an addition, from that time on
+    DEBIT = "debit"  # negative, from that time on
+    CARRY_OVER = "carry_over"  # an addition of what the previous period left
 
 
 class LimitInForce(Struct, frozen=True, kw_only=True):
-    """What could be spent at a moment: the limit of the plan or override then, and the sum of what was added to it."""
+    """A part of the limit in force: of the plan or override, or an addition to it, from one time to another."""
 
-    quota_key: str  # and each key of it that has none of its own
+    quota_key: str  # and narrower keys without a limit of their own
     kind: LimitKind
     units: int
     starts_at: datetime = field(name="from")
     ends_at: datetime = field(name="to")
     plan: str | None = None
-    version: int | None = None  # of the limits document that said so first
+    version: int | None = None  # of the first limits document with this limit
     id: UUID | None = None  # of the override or adjustment
     reason: str | None = None
     document: str | None = None
-    mode: str | None = None  # of a plan's or an override's; `regional`: each region has as much for itself
-    cap: str | dict[str, int] | None = None  # likewise; what can be had beyond it, in the words of limits documents
+    mode: str | None = None  # for plans and overrides; `regional`: each region has the limit for itself
+    cap: str | dict[str, int] | None = None  # for plans and overrides; the cap as in the limits document
 
 
 class Version(NamedTuple):
-    """Of the limits document, from a moment on."""
+    """A limits document, from a time on."""
 
     at: datetime
     number: int
@@ -61,7 +60,7 @@ class Subscribed(NamedTuple):
 
 
 class Overridden(NamedTuple):
-    """From when it was there and valid until it was over or deleted."""
+    """An override, from its creation and start until its end or deletion."""
 
     id: UUID
     quota: str
@@ -80,12 +79,12 @@ class Overridden(NamedTuple):
         return self.starts_at <= moment and (self.ends_at is None or moment < self.ends_at)
 
     def reaches(self, start: datetime, end: datetime) -> bool:
-        """Is it in force in any of that time?"""
+        """Return whether it is in force in any of that time."""
         return max(self.starts_at, start) < (end if self.ends_at is None else min(self.ends_at, end))
 
 
 class History(NamedTuple):
-    """Of one tenant. All of it in the order in which it happened."""
+    """What happened to the limits of one tenant, in order."""
 
     tenant: str
     versions: Sequence[Version]
@@ -94,7 +93,7 @@ class History(NamedTuple):
 
 
 def narrower(history: History, start: datetime, end: datetime) -> dict[str, dict[str, str]]:
-    """The quota keys that were overridden for less than all of the tenant: each may have a limit of its own."""
+    """Return the overridden quota keys that are narrower than the tenant: each may have a limit of its own."""
     tenant = {"tenant": history.tenant}
     return {
         subject_key(each.quota, each.subject | tenant): each.subject | tenant
@@ -106,7 +105,7 @@ def narrower(history: History, start: datetime, end: datetime) -> dict[str, dict
 def limits_in_force(
     history: History, quota_keys: Collection[str], start: datetime, end: datetime
 ) -> list[LimitInForce]:
-    """Of a key that is narrower than the tenant only if they are others than the tenant's."""
+    """Return the limits in force. A narrower key is listed only if its limits differ from the tenant's."""
     found = {key: _of_key(history, key, start, end) for key in sorted(quota_keys)}
     return [each for key, limits in found.items() if not _is_as(found, key, history.tenant) for each in limits]
 
@@ -130,7 +129,7 @@ def _of_key(history: History, key: str, start: datetime, end: datetime) -> list[
 
 
 def _as_if(before: LimitInForce, found: LimitInForce) -> LimitInForce:
-    """Of the same time, and said by the same version: who applies a document need not change this limit."""
+    """Return the part as if its version were that of the previous one: a new document need not change this limit."""
     if before.ends_at != found.starts_at:
         return before
     return replace(before, starts_at=found.starts_at, ends_at=found.ends_at, version=found.version)
@@ -152,13 +151,13 @@ def _moments(history: History, overrides: Iterable[Overridden]) -> Iterator[date
 def _at(
     history: History, overrides: Iterable[Overridden], key: str, since: datetime, until: datetime
 ) -> LimitInForce | None:
-    """None: the document had no such allowance."""
+    """Return the limit at a time, or None if the document had no such allowance."""
     version = next((each for each in reversed(history.versions) if each.at <= since), None)
     spec = version and version.quotas.get(parse_quota_key(key)[0])
     if version is None or not isinstance(spec, AllowanceQuota):
         return None
     plan = next((each.plan for each in reversed(history.plans) if each.at <= since), None)
-    # Of several for the same the newest counts.
+    # Of several overrides with the same key the newest applies.
     valid = {each.key: each for each in sorted(overrides, key=lambda o: (o.created_at, o.id)) if each.holds_at(since)}
     catalogue = Catalogue(
         version.number,
@@ -172,7 +171,7 @@ def _at(
     in_force = partial(
         LimitInForce,
         quota_key=key,
-        units=limit if isinstance(limit, int) else 0,  # a plan that gives none of it
+        units=limit if isinstance(limit, int) else 0,  # a plan without a limit
         starts_at=since,
         ends_at=until,
         mode=spec.mode,

@@ -1,8 +1,8 @@
-"""What another plan does to an allowance in the middle of its period.
+"""Rules for a plan change in the middle of a period.
 
-A higher limit is there at once, and whoever waits is told. A lower one takes back nothing that was admitted: only what
-nobody holds, and what regions hold is asked back from each by its part. What is then still `over` the limit was used,
-or comes back as regions hear of it, and until then nothing more is granted.
+A higher limit applies at once, and waiting regions are signalled. A lower limit takes back nothing that was admitted:
+only unallocated units, and each region is asked to return its part of the rest. What is still `over` the limit was
+used, or will be returned; until then nothing more is granted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,15 +19,15 @@ from protocol.messages import Signal
 
 
 class LimitEffect(Struct, frozen=True, kw_only=True):
-    """On one allowance, in the period that runs."""
+    """The effect on one allowance, in the current period."""
 
     quota: str
     period: str
     was: int
-    limit: int  # of all regions together, where each has its own
+    limit: int  # in regional mode, the sum of all regions' limits
     consumed: int
-    outstanding: int  # with regions; as far as it is over the limit they are asked for it
-    over: int  # beyond the limit: used, or with regions
+    outstanding: int  # held by regions; the part beyond the limit is recalled
+    over: int  # beyond the limit: used, or held by regions
 
 
 class Changed(NamedTuple):
@@ -36,7 +36,7 @@ class Changed(NamedTuple):
 
 
 def change_limit(entry: Entry, pool: Pool, leases: Sequence[Lease], limit: int, division: Division) -> Changed:
-    """`leases`: all of the pool, where each region has its own limit; else those that may be granted to."""
+    """Change a limit. `leases` are all of the pool in regional mode, else those that may be granted to."""
     was = pool.funded
     fund(entry, pool, funded_for(limit, pool, leases, division))
     limit = sum(map(division.own_of, division.parts)) if division.is_regional else limit
@@ -60,7 +60,7 @@ def change_limit(entry: Entry, pool: Pool, leases: Sequence[Lease], limit: int, 
 
 
 def _spares(leases: Sequence[Lease], effect: LimitEffect) -> Iterator[tuple[Lease, int]]:
-    """Of what is over the limit, the part of each."""
+    """Return each region's part of the excess."""
     held = sum(lease.outstanding for lease in leases)
     for lease in leases if effect.over else ():
         yield lease, -(-min(effect.over, held) * lease.outstanding // max(held, 1))

@@ -176,7 +176,7 @@ def _faults_of_cap(where: str, cap: str | dict[str, int]) -> Iterator[Fault]:
 
 
 def _faults_of_thresholds(where: str, thresholds: list[int | str]) -> Iterator[Fault]:
-    """Each above the one before, and so all of one kind: 80% and 900 units have no order."""
+    """Check that thresholds ascend, and so are all of one kind: 80% and 900 units have no order."""
     before: Portion | None = None
     for place, text in enumerate(thresholds):
         try:
@@ -206,7 +206,7 @@ def _faults_of_limit(document: LimitsDocument, where: str, quota: Quota) -> Iter
 
 
 def faults_of_value(where: str, quota: Quota, value: LimitValue) -> Iterator[Fault]:
-    """One limit, in the document or in an override."""
+    """Check one limit, of the document or of an override."""
     if isinstance(quota, RateQuota):
         yield from _faults_of_rate(where, value, quota.algorithm)
         return
@@ -271,12 +271,12 @@ def _faults_of_policy(document: LimitsDocument, index: int, policy: PolicySpec) 
     if isinstance(quota, AllowanceQuota) and quota.mode is Mode.CENTRAL:
         yield from _faults_of_central_policy(where, policy, quota)
     if policy.on_hold_expiry is HoldExpiry.CHARGE and quota is not None and not isinstance(quota, AllowanceQuota):
-        yield Fault(f"{where}.on_hold_expiry", "allowance", "only what is held of an allowance can be charged")
+        yield Fault(f"{where}.on_hold_expiry", "allowance", "only a hold of an allowance can be charged")
 
 
 def _faults_of_usage(where: str, policy: PolicySpec, quota: Quota | None) -> Iterator[Fault]:
     if policy.usage_by and quota is not None and not isinstance(quota, AllowanceQuota):
-        yield Fault(f"{where}.usage_by", "allowance", "only of an allowance usage is booked")
+        yield Fault(f"{where}.usage_by", "allowance", "usage is only booked for an allowance")
     for place, field in enumerate(policy.usage_by):
         if field not in USAGE_FIELDS:
             yield Fault(f"{where}.usage_by[{place}]", "known", f"{field!r} is none of {', '.join(USAGE_FIELDS)}")
@@ -285,13 +285,13 @@ def _faults_of_usage(where: str, policy: PolicySpec, quota: Quota | None) -> Ite
 
 
 def _faults_of_shadows(document: LimitsDocument) -> Iterator[Fault]:
-    """What is in shadow may count, and change nothing for anybody."""
+    """Check that shadow policies change nothing for requests: they may only count."""
     allowances = {quota.name for quota in document.quotas if isinstance(quota, AllowanceQuota)}
     enforced = {policy.quota: policy.name for policy in document.policies if not policy.shadow}
     for index, policy in enumerate(document.policies):
         where = f"policies[{index}].shadow"
         if policy.shadow and policy.quota in allowances:
-            reason = "what is counted of an allowance is billed: only a rate or a concurrency may be in shadow"
+            reason = "usage of an allowance is billed: only a rate or a concurrency may be in shadow"
             yield Fault(where, "supported", reason)
         elif policy.shadow and policy.quota in enforced:
             other = enforced[policy.quota]
@@ -334,7 +334,7 @@ def _faults_of_route(where: str, route: str) -> Iterator[Fault]:
 
 
 def _faults_of_method(where: str, method: str | list[str]) -> Iterator[Fault]:
-    """Requests name their method in capitals: another spelling would match none, and so limit nothing."""
+    """Check methods. They are in capitals in requests: another spelling would match, and so limit, nothing."""
     if method == []:
         yield Fault(where, "required", "name a method, or * for all")
     for each in method if isinstance(method, list) else [method]:
@@ -343,11 +343,11 @@ def _faults_of_method(where: str, method: str | list[str]) -> Iterator[Fault]:
 
 
 def _faults_of_central_policy(where: str, policy: PolicySpec, quota: Quota) -> Iterator[Fault]:
-    """Of what is central nothing is admitted that the coordinator was not asked for."""
+    """Check policies of a central quota: without the coordinator's reply nothing is admitted."""
     try:
         wait_ms = parse_duration_ms(policy.wait)
     except ValueError:
-        return  # said already
+        return  # reported already
     if not 0 < wait_ms <= MAX_CENTRAL_WAIT_MS:
         longest_s = MAX_CENTRAL_WAIT_MS // 1000
         reason = (
@@ -355,11 +355,11 @@ def _faults_of_central_policy(where: str, policy: PolicySpec, quota: Quota) -> I
         )
         yield Fault(f"{where}.wait", "range", reason)
     if policy.on_store_failure is not StoreFailure.CLOSED:
-        reason = f"{quota.name!r} is central: what the coordinator was not asked for is denied, so it fails 'closed'"
+        reason = f"{quota.name!r} is central: without the coordinator nothing is admitted, so it fails 'closed'"
         yield Fault(f"{where}.on_store_failure", "supported", reason)
 
 
 def _faults_of_failure(where: str, policy: PolicySpec, quota: Quota | None) -> Iterator[Fault]:
     if policy.on_store_failure is not StoreFailure.CLOSED and isinstance(quota, ConcurrencyQuota):
-        reason = "a concurrency fails closed: who holds its slots cannot be known without the store"
+        reason = "a concurrency fails closed: without the store it is unknown which slots are in use"
         yield Fault(f"{where}.on_store_failure", "supported", reason)
