@@ -39,7 +39,7 @@ from coordinator.access.issue_token import issue_token
 from coordinator.clock import ComparedClock
 from coordinator.database.engine import open_database
 from coordinator.epochs.open import open_epoch
-from coordinator.exchange.parsing import parse_call
+from coordinator.exchange.parsing import parse_exchanges
 from coordinator.health.monitor import HealthWatch
 from coordinator.job_failures import JobFailures
 from coordinator.limits.put_limits import put_limits
@@ -209,8 +209,8 @@ async def new_region(owner: "asyncpg.Connection[asyncpg.Record]", lanes: int = 4
 
 
 async def direct(bench: Bench, lines: int, region: Region) -> None:
-    applied = await bench.coordinator.gathering.apply(
-        parse_call(region.name, msgspec.json.encode(region.request(lines)))
+    applied = await bench.coordinator.batcher.apply(
+        parse_exchanges(region.name, msgspec.json.encode(region.request(lines)))
     )
     region.hear(applied.response)
 

@@ -1,4 +1,4 @@
-"""A signal and whom it is for; without a region, for all."""
+"""A signal and the region it is for, or all regions."""
 
 from msgspec import Struct
 

@@ -1,8 +1,8 @@
-"""Failures that no rule of the domain causes, in the coordinator's own words: callers need not know the driver."""
+"""Failures of the database and the clock, so that callers need not know the driver."""
 
 
 class DatabaseUnavailable(RuntimeError):
-    """Postgres cannot be asked now. What was being done may be repeated: every operation is safe to repeat."""
+    """Postgres cannot be reached now. Every operation is safe to repeat."""
 
 
 class ClockNotTrusted(DatabaseUnavailable):
@@ -10,10 +10,12 @@ class ClockNotTrusted(DatabaseUnavailable):
 
 
 class TransactionFailed(DatabaseUnavailable):
-    """Postgres is there, and this transaction could not be done: it waited too long for a lock, conflicted with others,
-    ran too long or needed too much memory. Other transactions are not concerned.
+    """Postgres is available, but this transaction failed.
+
+    It waited too long for a lock, conflicted with others, ran too long or needed too much memory. Other
+    transactions are not affected.
     """
 
 
 class DecisionOutdated(RuntimeError):
-    """What a transaction had read before it held its locks has changed since. It has to begin again from its start."""
+    """What a transaction read before it held its locks has changed since. It has to start again."""

@@ -1,4 +1,4 @@
-"""Count and log what is refused by itself: exchanges, wants, rates and slots."""
+"""Count and log items that are refused one by one: exchanges, wants, rates and slots."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -35,7 +35,7 @@ class Refusals:
             self.note_items(region, "want", reply.refused)
 
     def note_items(self, region: str, kind: str, refused: Iterable[WantRefused]) -> None:
-        """`kind`: want, rate or slot. Those that are refused for a reason of the quota are counted elsewhere."""
+        """Note invalid items. `kind`: want, rate or slot. Refusals that follow from a quota are counted elsewhere."""
         for each in refused:
             if each.refusal is GrantRefusal.INVALID:
                 self._note(region, kind, each.rule or "", (each.reason or "").partition(":")[0])

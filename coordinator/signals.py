@@ -1,8 +1,8 @@
-"""Signals on their way to the regions: hints that never carry truth. Whoever misses one hears it in the next exchange.
+"""Deliver signals to regions. Signals are hints: what a region misses comes with its next exchange.
 
-A transaction that frees units, needs some back or changes a policy notifies, and Postgres delivers the notice to every
-coordinator at the moment of the commit. The hub hands it to those of its streams and long polls that it concerns.
-Queues are bounded: of a reader that does not keep up, the oldest hints are dropped.
+A transaction that frees units, recalls some or changes a policy notifies, and Postgres delivers the notice to every
+coordinator when it commits. The hub hands it to the event streams and long polls that it concerns. Queues are bounded:
+a slow reader loses the oldest signals.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ MAX_WAITING_SIGNALS = 256
 
 
 class Subscription:
-    """One reader's queue."""
+    """The queue of one reader."""
 
     def __init__(self, region: str) -> None:
         self.region = region
@@ -36,7 +36,7 @@ class Subscription:
         self._changed.set()
 
     async def take(self, timeout_s: float) -> list[Signal] | None:
-        """What waits, after at most so long; an empty list if nothing came, None when the hub has closed."""
+        """Return what is queued, or an empty list after the time-out, or None when the hub has closed."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
@@ -67,14 +67,14 @@ class SignalHub:
             self._subscriptions.discard(subscription)
 
     def deliver(self, payload: str) -> None:
-        """A notice as Postgres brings it."""
+        """Queue a notice for its readers. `payload`: as Postgres delivers it."""
         notice = msgspec.json.decode(payload, type=Notice)
         for subscription in self._subscriptions:
             if notice.region in (None, subscription.region):
                 subscription.put(notice.signal)
 
     def close(self) -> None:
-        """Ends every stream and long poll, and whichever come later."""
+        """End every stream and long poll, also those that begin later."""
         self._closed = True
         for subscription in self._subscriptions:
             subscription.close()

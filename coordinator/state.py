@@ -1,4 +1,4 @@
-"""What every door of the coordinator works with. `main` builds one; nothing is kept in module globals."""
+"""What every route of the coordinator works with. `main` builds one; nothing is kept in module globals."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from fastapi import Depends, Request
 from coordinator.access.authenticate import Caller, authenticate
 from coordinator.access.callers import Callers
 from coordinator.database.engine import Database
-from coordinator.exchange.batcher import Gathering
+from coordinator.exchange.batcher import ExchangeBatcher
 from coordinator.exchange.budgets import Budgets
 from coordinator.exchange.rules.budget import Budget
 from coordinator.exchange.rules.granting import LeaseTerms
@@ -24,7 +24,7 @@ from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from protocol.clock import Clock
 
-LOCK_TIMEOUT_MS = 1_000  # of an exchange: those that are gathered with it wait as long
+LOCK_TIMEOUT_MS = 1_000  # of an exchange: those that are batched with it wait as long
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Coordinator:
     metrics: Metrics
     health: HealthWatch
     documents: Documents = field(default_factory=Documents)
-    gathering: Gathering = field(init=False)
+    batcher: ExchangeBatcher = field(init=False)
     callers: Callers = field(init=False)
     refusals: Refusals = field(init=False)
     budgets: Budgets = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "gathering", Gathering(self._apply))
+        object.__setattr__(self, "batcher", ExchangeBatcher(self._apply))
         object.__setattr__(self, "callers", Callers(self._look_up))
         refusals = Refusals(self.metrics.refused_items, lambda: self.clock.monotonic_ms() / 1000)
         object.__setattr__(self, "refusals", refusals)

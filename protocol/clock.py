@@ -1,4 +1,4 @@
-"""Time is an argument. What needs the time is handed a clock, and tests hand it theirs."""
+"""Clocks. Code that needs the time takes a clock as an argument, so that tests can supply their own."""
 
 import time
 from datetime import UTC, datetime
@@ -7,10 +7,10 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now(self) -> datetime:
-        """The time of day, with its zone: for people, records and calendars."""
+        """Return the time of day, with its zone: for people, records and calendars."""
 
     def monotonic_ms(self) -> int:
-        """Milliseconds that never go back: for durations. They count on while the machine sleeps."""
+        """Return milliseconds that never go back, for durations. They continue while the machine sleeps."""
 
 
 # On Linux CLOCK_MONOTONIC stands still while the machine sleeps: a pause until the end of an hour would outlast it.

@@ -1,6 +1,6 @@
-"""So many of something, as people say it."""
+"""Counts with their nouns."""
 
 
 def counted(count: int, what: str) -> str:
-    """`1 fault`, `2 faults`."""
+    """Return a count with its noun: `1 fault`, `2 faults`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"

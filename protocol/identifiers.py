@@ -1,4 +1,4 @@
-"""Names that both sides must build alike.
+"""Identifiers that both sides must build alike.
 
 A *quota key* names one limited thing: the quota of the document and the values it is counted by, such as
 `exports:tenant=acme`. Values come from requests, so all but a few plain characters are percent-encoded: a key
@@ -46,23 +46,23 @@ def quota_key(quota: str, dimensions: Sequence[tuple[str, str]]) -> str:
 
 @functools.lru_cache(maxsize=KEYS_REMEMBERED)
 def parse_quota_key(key: str) -> tuple[str, Mapping[str, str]]:
-    """The quota and its dimensions. Raises ValueError for what `quota_key` would never build."""
+    """Return the quota and its dimensions. Raise ValueError for what `quota_key` would never build."""
     quota, separator, rest = key.partition(":")
     pairs = [pair.partition("=") for pair in rest.split(",")] if rest else []
     dimensions = {name: unquote(value) for name, _, value in pairs}
     if not separator or not is_name(quota) or quota_key(quota, list(dimensions.items())) != key:
         raise ValueError(f"not a quota key: {key!r}")
-    return quota, MappingProxyType(dimensions)  # it is remembered, so nobody may change it
+    return quota, MappingProxyType(dimensions)  # it is cached, so it must not be changed
 
 
 def subject_key(quota: str, subject: Mapping[str, str]) -> str:
-    """The one name for some of a quota's keys: whichever order a policy counts in, fields stand in the alphabet's."""
+    """Return the canonical key of a subject: its fields in alphabetical order, whichever order a policy uses."""
     return quota_key(quota, sorted(subject.items()))
 
 
 @functools.lru_cache(maxsize=KEYS_REMEMBERED)
 def wider_keys(key: str) -> tuple[str, ...]:
-    """What an override that reaches this key may be for: its own subject first, wider ones, the whole quota last."""
+    """Return the keys whose overrides apply to a key: its own subject first, wider ones, the whole quota last."""
     quota, dimensions = parse_quota_key(key)
     pairs = sorted(dimensions.items())
     return tuple(
@@ -71,5 +71,5 @@ def wider_keys(key: str) -> tuple[str, ...]:
 
 
 def lane_of(key: str, lanes: int) -> int:
-    """The lane that a quota key belongs to for the whole of an epoch."""
+    """Return the lane that a quota key belongs to for the whole of an epoch."""
     return zlib.crc32(key.encode()) % lanes

@@ -1,4 +1,4 @@
-"""What travels between a region and the coordinator.
+"""Messages between a region and the coordinator.
 
 An exchange has a *frozen* part, whose exact bytes are made once by a script in the region's store and sent again until
 they are acknowledged, and a *live* part, which says how things are at the moment of sending. Only the frozen part
@@ -37,13 +37,13 @@ MAX_DIMENSIONS_LENGTH = 2048  # of a line: characters of all names and values
 
 
 class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base of what people and their programs send. A misspelt field must not be a silent default."""
+    """The base of requests by people and their programs. A misspelt field must not become a silent default."""
 
 
 class ServiceMessage(Struct, frozen=True, kw_only=True):
     """The base of what travels between the two services.
 
-    Unknown fields are ignored, so that a release can read what the next one says.
+    Unknown fields are ignored, so that a release can read messages of the next one.
     """
 
 
@@ -56,7 +56,7 @@ class OpenEpoch(ServiceMessage, frozen=True, omit_defaults=True):
     previous: Epoch | None = None  # the epoch that this store had before, if it is known
     lost_data: bool = True  # did the store lose any of that epoch's? Who does not know assumes the worst
     journal: bool = False  # what an agent admitted by itself: over from its beginning, and only told of
-    # Which part of the region's store it is for, of how many that live by themselves: a single store is one.
+    # Which cell of the region's store it is for, of how many. A single store is one cell.
     cell: Annotated[int, Meta(ge=0, lt=MAX_CELLS)] = 0
     cells: Annotated[int, Meta(ge=1, le=MAX_CELLS)] = 1
 
@@ -108,7 +108,7 @@ class FrozenBatch(ServiceMessage, frozen=True):
 
 
 class LeaseWant(ServiceMessage, frozen=True):
-    """What a region would like of one quota now. Without a period: of whichever is current."""
+    """What a region wants of one quota now, in its current period."""
 
     quota: QuotaKey
     held: Units = 0
@@ -153,7 +153,7 @@ class LeaseReply(ServiceMessage, frozen=True):
     ends_in_ms: Milliseconds  # the period's end
     first_minute: Units  # the period's minutes, to clamp the windows of usage lines
     last_minute: Units
-    final: bool = False  # nothing will be granted in this period any more
+    final: bool = False  # nothing more will be granted in this period
     recall_keep: Units | None = None  # others wait: give back what is idle beyond this
     overdraft: Units = 0  # so much may be admitted beyond the lease while the region is cut off
     refusal: GrantRefusal | None = None  # why nothing, or less than wanted, was granted
@@ -169,7 +169,7 @@ class WantRefused(ServiceMessage, frozen=True):
     quota: Annotated[str, Meta(description="as it was sent, valid or not; empty if none could be read")]
     refusal: GrantRefusal
     rule: str | None = None  # of an invalid one: a stable word, as in a fault
-    reason: str | None = None  # likewise: which of its fields is wrong, and why
+    reason: str | None = None  # of an invalid one: which of its fields is wrong, and why
 
 
 class ExchangeFault(ServiceMessage, frozen=True):
@@ -214,7 +214,7 @@ class ExchangeResponse(ServiceMessage, frozen=True):
 
 
 class RateReport(ServiceMessage, frozen=True):
-    """How it stands with one rate in a region's store, in one moment."""
+    """The state of one rate in a region's store at one moment."""
 
     quota: QuotaKey
     demand_micro: MicroUnitsPerSecond
@@ -224,7 +224,7 @@ class RateReport(ServiceMessage, frozen=True):
 
 
 class SlotReport(ServiceMessage, frozen=True):
-    """How it stands with slots that are shared, in a region's store, in one moment."""
+    """The state of shared slots in a region's store at one moment."""
 
     quota: QuotaKey
     epoch: Epoch
@@ -240,7 +240,7 @@ class SharesRequest(ServiceMessage, frozen=True):
 
 
 class RateShare(ServiceMessage, frozen=True):
-    """What the region may use from now on, counted from before it asked."""
+    """The rate that a region may use, counted from the sending of the request."""
 
     quota: QuotaKey
     number: Units  # a store takes only a higher one than it has
@@ -254,7 +254,7 @@ class RateShare(ServiceMessage, frozen=True):
 
 
 class SlotShare(ServiceMessage, frozen=True):
-    """How many slots the region may have in use from now on, counted from before it asked."""
+    """The slots that a region may have in use, counted from the sending of the request."""
 
     quota: QuotaKey
     number: Units  # a store takes only a higher one than it has
@@ -284,5 +284,5 @@ class Signal(ServiceMessage, frozen=True):
 
 
 def body_hash(frozen: str) -> bytes:
-    """What identifies an exchange: its frozen bytes and nothing else."""
+    """Return what identifies an exchange: the hash of its frozen bytes."""
     return hashlib.sha256(frozen.encode()).digest()

@@ -1,4 +1,4 @@
-"""Units are integers. One bound holds everywhere: what a store's Lua can count without rounding."""
+"""Units are integers. One bound holds everywhere: the largest integer that Lua represents exactly."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Let a lane go on whose ledger was put back to an older state, as people have approved."""
+"""Let a lane continue whose ledger was put back to an older state, once people have approved it."""
 
 from datetime import datetime
 from uuid import UUID
@@ -6,7 +6,13 @@ from uuid import UUID
 import msgspec
 
 from coordinator.database.connection import Connection
-from coordinator.epochs.rules.lost_ledger import fillers, is_too_far_behind, rebase_all, state_of_forgotten, told
+from coordinator.epochs.rules.lost_ledger import (
+    empty_reports,
+    is_too_far_behind,
+    rebase_all,
+    reported_leases,
+    state_of_restored_lease,
+)
 from coordinator.exchange.book_entries import book_entries
 from coordinator.exchange.late_usage import lock_late_usage
 from coordinator.exchange.rules.balances import Key, Lease
@@ -20,7 +26,7 @@ from protocol.messages import FrozenBatch, FrozenLease
 
 
 async def kept_seq(connection: Connection, lane: Lane) -> int | None:
-    """The number of the batch that was kept last, if the lane has not come that far since."""
+    """Return the number of the batch that was kept last, if the lane has not got that far since."""
     seq: int | None = await connection.fetchval(_KEPT_SEQ, lane.epoch, lane.lane, lane.last_seq)
     return seq
 
@@ -28,7 +34,7 @@ async def kept_seq(connection: Connection, lane: Lane) -> int | None:
 async def rebase_lane(
     connection: Connection, lane: Lane, seq: int, resolution: UUID, now: datetime
 ) -> ResolutionRefusal | None:
-    """Up to just before the kept batch of this number."""
+    """Bring a lane to just before the kept batch of this number."""
     if seq <= lane.last_seq:
         return ResolutionRefusal.NOT_REGRESSED
     if is_too_far_behind(lane, seq):
@@ -37,8 +43,8 @@ async def rebase_lane(
     kept = await connection.fetchval(_KEPT, lane.epoch, lane.lane, seq)
     batch = msgspec.json.decode(kept, type=FrozenBatch)
     if lane.epoch_state is not EpochState.RETIRED:  # of which nothing is booked any more
-        await _rebase_leases(connection, lane, region, told(batch), resolution, now)
-    if missing := list(fillers(lane, region, seq, resolution, now)):
+        await _rebase_leases(connection, lane, region, reported_leases(batch), resolution, now)
+    if missing := list(empty_reports(lane, region, seq, resolution, now)):
         await fill_lane(connection, lane, missing, now)
     return None
 
@@ -62,7 +68,7 @@ async def _rebase_leases(
 
 
 def _forgotten(key: Key, lane: Lane, region: str, now: datetime) -> Lease:
-    return Lease(key, lane.epoch, region, now, now, state_of_forgotten(lane))
+    return Lease(key, lane.epoch, region, now, now, state_of_restored_lease(lane))
 
 
 _KEPT_SEQ = """

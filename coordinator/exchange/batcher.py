@@ -1,17 +1,17 @@
-"""Exchanges that wait at the same time are applied in one transaction.
+"""Apply exchanges that wait at the same time in one transaction.
 
-A call that finds a place free goes at once, alone. While all places are taken calls pile up, and the next place takes
-as many of them as it may, so the busier it is, the less a call costs. Whoever was answered together is likely to ask
-again soon, one after the other as the network brings them: whoever comes first waits for the others, at most for as
-long as their gather took. Or it would go alone, and they without it, for ever, in twice the transactions. In one
-transaction there is at most one call of each lane; whoever comes second stays in line, and nobody of that lane
-overtakes it. A call about a quota that another transaction is at stays in line as well: there it would wait for the
-pool's lock, and here it is gathered with all others that do.
+A call that finds a free slot is applied at once, alone. While all slots are taken calls queue up, and the next free
+slot takes as many of them as it may, so the busier it is, the less a call costs. Regions that were answered together
+are likely to send their next calls soon, one after the other as the network brings them: the first of them waits for
+the others, at most as long as their batch took. Otherwise it would go alone and they without it, in twice the
+transactions. One transaction has at most one call of each lane; the second one stays in the queue, and no call of that
+lane overtakes it. A call about a quota that another transaction works on stays in the queue as well: it would wait
+there for the pool's lock, and here it is batched with all others that do.
 
-If a gather fails, each of its members goes on alone, in places of their own, so that the next gather does not wait for
+If a batch fails, each of its members goes on alone, in slots of their own, so that the next batch does not wait for
 them. A call that fails alone is split into its exchanges, and an exchange that fails alone is answered as refused, with
 `contention` or `internal` as the rule: the others are booked. For a while, calls about its lane run alone from the
-start, so that it cannot fail one gather after the other. An outage of Postgres is everybody's: then all fail, and
+start, so that it cannot fail one batch after the other. An outage of Postgres concerns all calls: then all fail, and
 nothing is tried again.
 """
 
@@ -31,12 +31,12 @@ from coordinator.outages import DatabaseUnavailable, TransactionFailed
 from protocol.messages import ExchangeFault, ExchangeReply
 from protocol.outcomes import ExchangeOutcome
 
-PLACES = 2  # one decides while the other waits for the database
-PLACES_ALONE = 2  # beside those, for calls that run alone
+SLOTS = 2  # one decides while the other waits for the database
+SLOTS_ALONE = 2  # beside those, for calls that run alone
 LOG_EVERY_S = 10.0
 MOST_CALLS = 64
 MOST_EXCHANGES = 256
-PATIENCE = 1.0  # times what a gather took: so long whoever was answered may take to ask again
+PATIENCE = 1.0  # times what a batch took: so long regions that were answered may take to send their next call
 
 CONTENTION = ExchangeFault(
     field="",
@@ -69,69 +69,69 @@ def _waiting(call: ExchangeCall, answer: asyncio.Future[Applied]) -> _Waiting:
     return _Waiting(call, answer, lanes, frozenset((*frozen, *wanted)))
 
 
-class Gathering:
-    def __init__(self, apply: Apply, places: int = PLACES, patience: float = PATIENCE) -> None:
+class ExchangeBatcher:
+    def __init__(self, apply: Apply, slots: int = SLOTS, patience: float = PATIENCE) -> None:
         self._apply = apply
         self._patience = patience
-        self._free = places
-        self._line: deque[_Waiting] = deque()
-        self._running: dict[asyncio.Task[None], frozenset[str]] = {}  # and the quotas that each is at
-        self._spoken_for: set[str] = set()  # quotas that a transaction is at, or that somebody in line waits for
-        self._company = 0  # so many are likely to be in line soon
+        self._free = slots
+        self._queue: deque[_Waiting] = deque()
+        self._running: dict[asyncio.Task[None], frozenset[str]] = {}  # with the quotas that each works on
+        self._busy_or_queued: set[str] = set()  # quotas that a transaction works on, or that a queued call waits for
+        self._expected = 0  # so many calls are likely to be queued soon
         self._patience_s = 0.0
-        self._pause: asyncio.TimerHandle | None = None  # while they are waited for
+        self._pause: asyncio.TimerHandle | None = None  # set while they are waited for
         self._alone: deque[_Waiting] = deque()
-        self._free_alone = PLACES_ALONE
+        self._free_alone = SLOTS_ALONE
         self._tasks: set[asyncio.Task[None]] = set()  # of calls that run alone, or wait for their parts
         self._suspects = Suspects()
         self._log_again_s = 0.0
 
     async def apply(self, call: ExchangeCall) -> Applied:
-        """Whoever gives up waiting undoes nothing: what is under way is booked, and told to the next try."""
+        """Apply a call. If its caller gives up waiting, its exchanges are booked all the same and replayed later."""
         loop = asyncio.get_running_loop()
         waiting = _waiting(call, loop.create_future())
         if self._suspects.includes(call.region, waiting.lanes, loop.time()):
             self._alone.append(waiting)
             self._start_alone()
             return await waiting.answer
-        may_go = self._free and self._spoken_for.isdisjoint(waiting.quotas)
-        self._line.append(waiting)
-        self._spoken_for |= waiting.quotas
+        may_go = self._free and self._busy_or_queued.isdisjoint(waiting.quotas)
+        self._queue.append(waiting)
+        self._busy_or_queued |= waiting.quotas
         if self._pause:
-            if len(self._line) >= self._company:
-                self._go_on()
-        elif may_go:  # or else nobody may: who is in line was looked at when the last transaction ended
+            if len(self._queue) >= self._expected:
+                self._resume()
+        elif may_go:  # otherwise no call may: those queued were looked at when the last transaction ended
             self._start()
         return await waiting.answer
 
     def _start(self) -> None:
-        self._company = 0
-        while self._free and (gathered := self._take()):
+        self._expected = 0
+        while self._free and (batch := self._take()):
             self._free -= 1
-            task = asyncio.create_task(self._run(gathered))
-            self._running[task] = frozenset[str]().union(*(waiting.quotas for waiting in gathered))
+            task = asyncio.create_task(self._run(batch))
+            self._running[task] = frozenset[str]().union(*(waiting.quotas for waiting in batch))
             task.add_done_callback(self._ended)
-        self._spoken_for = set[str]().union(*self._running.values(), *(waiting.quotas for waiting in self._line))
+        self._busy_or_queued = set[str]().union(*self._running.values(), *(waiting.quotas for waiting in self._queue))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._running[task]
         self._free += 1
-        self._stop_waiting()
-        if len(self._line) < self._company:
-            self._pause = asyncio.get_running_loop().call_later(self._patience_s, self._go_on)
+        self._cancel_pause()
+        if len(self._queue) < self._expected:
+            self._pause = asyncio.get_running_loop().call_later(self._patience_s, self._resume)
         else:
             self._start()
 
     def _expect(self, answered: int, took_s: float) -> None:
-        """Of one alone nothing is known: it may not come again for long."""
-        self._company = min(len(self._line) + answered, MOST_CALLS) if answered > 1 else 0
+        """Expect those that were answered together. A call that was alone may not come again for long."""
+        self._expected = min(len(self._queue) + answered, MOST_CALLS) if answered > 1 else 0
         self._patience_s = took_s * self._patience
 
-    def _go_on(self) -> None:
-        self._stop_waiting()
+    def _resume(self) -> None:
+        self._cancel_pause()
         self._start()
 
-    def _stop_waiting(self) -> None:
+    def _cancel_pause(self) -> None:
         if self._pause:
             self._pause.cancel()
             self._pause = None
@@ -142,35 +142,35 @@ class Gathering:
         lanes: set[tuple[int, int]] = set()
         busy: set[str] = set().union(*self._running.values())
         exchanges = 0
-        while self._line and len(taken) < MOST_CALLS and exchanges < MOST_EXCHANGES:
-            waiting = self._line.popleft()
+        while self._queue and len(taken) < MOST_CALLS and exchanges < MOST_EXCHANGES:
+            waiting = self._queue.popleft()
             if waiting.answer.cancelled():
                 continue
             if is_busy := not busy.isdisjoint(waiting.quotas):
-                busy |= waiting.quotas  # nobody overtakes it, or it might wait for ever
+                busy |= waiting.quotas  # no call overtakes it, or it might wait for ever
             if is_busy or not lanes.isdisjoint(waiting.lanes):
                 left.append(waiting)
             else:
                 taken.append(waiting)
                 exchanges += len(waiting.call.submissions)
             lanes |= waiting.lanes
-        self._line.extendleft(reversed(left))
+        self._queue.extendleft(reversed(left))
         return taken
 
-    async def _run(self, gathered: Sequence[_Waiting]) -> None:
+    async def _run(self, batch: Sequence[_Waiting]) -> None:
         clock = asyncio.get_running_loop().time
         began_s = clock()
         try:
-            answers = await self._apply([waiting.call for waiting in gathered])
+            answers = await self._apply([waiting.call for waiting in batch])
         except Exception as error:
             if _is_outage(error):
-                _fail(gathered, error)
+                _fail(batch, error)
             else:
-                self._alone.extendleft(reversed(gathered))  # before suspects: most of them are in no trouble
+                self._alone.extendleft(reversed(batch))  # before suspects: most of them fail no more
                 self._start_alone()
         else:
-            self._expect(len(gathered), clock() - began_s)
-            for waiting, answer in zip(gathered, answers, strict=True):
+            self._expect(len(batch), clock() - began_s)
+            for waiting, answer in zip(batch, answers, strict=True):
                 _answer(waiting, answer)
 
     # --- alone --------------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class Gathering:
         self._begin(_answer_by_parts(waiting, parts))
 
     async def _refuse(self, waiting: _Waiting, error: Exception) -> None:
-        """Answer the one exchange that failed, as a call of which nothing is left to apply."""
+        """Answer the one exchange that failed as refused, by a call that applies nothing."""
         loop, call = asyncio.get_running_loop(), waiting.call
         self._suspects.add(call.region, waiting.lanes, loop.time())
         fault = CONTENTION if isinstance(error, TransactionFailed) else INTERNAL
@@ -252,7 +252,7 @@ async def _answer_by_parts(waiting: _Waiting, parts: Sequence[_Waiting]) -> None
     applied = [answer for answer in answers if not isinstance(answer, BaseException)]
     for answer in answers:
         if isinstance(answer, Exception):
-            _fail([waiting], answer)  # what was booked is found when it is sent again
+            _fail([waiting], answer)  # what was booked is replayed when it is sent again
             return
     _answer(waiting, _merged(waiting.call, applied))
 
@@ -275,7 +275,7 @@ def _answer(waiting: _Waiting, answer: Applied) -> None:
         waiting.answer.set_result(answer)
 
 
-def _fail(gathered: Sequence[_Waiting], error: Exception) -> None:
-    for waiting in gathered:
+def _fail(batch: Sequence[_Waiting], error: Exception) -> None:
+    for waiting in batch:
         if not waiting.answer.done():
             waiting.answer.set_exception(error)

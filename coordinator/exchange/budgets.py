@@ -1,10 +1,10 @@
-"""How much one region may make the coordinator keep or look at in a minute.
+"""Budgets: how much one region may make the coordinator keep or inspect in a minute.
 
 A region's token is enough to name quotas, periods and epochs, and to send evidence for people. Each of these costs rows
-that stay. A budget is a bucket for each region that fills evenly and holds what a minute brings. Honest regions do not
-meet it: a thousand tenants that begin in the same second are a tenth of the default for new keys.
+that stay. A budget is a token bucket for each region that holds what a minute brings. Honest regions do not reach it: a
+thousand tenants that begin in the same second are a tenth of the default for new keys.
 
-Each coordinator counts for itself, so a region that speaks to several has as many budgets.
+Each coordinator counts for itself, so a region that calls several of them has as many budgets.
 """
 
 from collections.abc import Callable, Mapping
@@ -94,5 +94,5 @@ class Budgets:
 
 
 def without_limits() -> Budgets:
-    """Return budgets that no region meets."""
+    """Return budgets that no region reaches."""
     return Budgets(dict.fromkeys(Budget, 2**62), lambda: 0, lambda *_: None)

@@ -1,8 +1,8 @@
-"""Set aside what regions did not account for in time. Any coordinator does this, in batches, and each lease once.
+"""Expire leases: set aside what regions did not account for in time.
 
-A region that is cut off may have spent all that it was leased, or none. So expiry frees nothing: what is outstanding
-goes to suspense, and waits there for evidence or for people. Leases whose books somebody else is at are left for the
-next turn; what was true when they were looked for is looked at again under the locks.
+A disconnected region may have spent all that it was leased, or none of it. So expiry frees nothing: what is outstanding
+goes to suspense, and waits there for evidence or for people. Leases that another transaction holds are left for the
+next run. What was true when leases were found is checked again under the locks.
 """
 
 from datetime import datetime
@@ -14,7 +14,7 @@ from coordinator.exchange.rules.settlement import expire
 from coordinator.exchange.statements.balances import write_balances
 from coordinator.exchange.statements.leases import find_expired_leases, lock_free_leases
 
-BATCH = 500  # leases a turn
+BATCH = 500  # leases a run
 LEASES_EXPIRED = "EXISTS (SELECT FROM lease WHERE outstanding > 0 AND expires_at <= $2)"  # the job has work
 
 

@@ -47,7 +47,7 @@ from web.bodies import decode, decode_parts
 from web.problems import InvalidParameter, Problem, refused
 
 LONGEST_REASON = 256
-ALWAYS_SHORT = 6  # so many dimensions of the longest names and values are within MAX_DIMENSIONS_LENGTH
+ALWAYS_SHORT = 6  # dimensions: so many with the longest names and values are within MAX_DIMENSIONS_LENGTH
 TWICE = "it is named twice"
 
 Item = TypeVar("Item", LeaseWant, RateReport, SlotReport)
@@ -76,7 +76,7 @@ class _Shares(Message, frozen=True):
 
 
 class _Lane(msgspec.Struct, frozen=True):
-    """Who speaks, of a batch that is otherwise malformed."""
+    """The lane and number of a batch that is otherwise malformed."""
 
     lane: Lane
     seq: Seq
@@ -95,7 +95,7 @@ class ParsedShares(NamedTuple):
 # --- exchanges --------------------------------------------------------------------------------------------------------
 
 
-def parse_call(region: str, body: bytes) -> ExchangeCall:
+def parse_exchanges(region: str, body: bytes) -> ExchangeCall:
     """Parse a call's exchanges. Raises a Problem if there is no envelope to be read."""
     envelope = decode_parts(body, _Envelope)
     submissions: list[Submission] = []
@@ -111,7 +111,7 @@ def parse_call(region: str, body: bytes) -> ExchangeCall:
 
 
 def _parse_exchange(raw: bytes, lanes: set[tuple[int, int]]) -> Submission | ExchangeReply:
-    """`lanes`: those that have an exchange in this call already. A good one's is added."""
+    """Parse one exchange. `lanes`: those that have an exchange in this call already. A valid one's is added."""
     try:
         exchange = decode_parts(raw, _Exchange)
     except Problem as problem:
@@ -160,7 +160,7 @@ def _faults_of_lease(where: str, lease: FrozenLease) -> Iterator[InvalidParamete
         period_named_outside(lease.period)
     except ValueError as error:
         yield InvalidParameter(f"{where}.period", "period", str(error))
-    # A store adds them up, and beyond what it can count it rounds. So nothing that is booked makes a larger total.
+    # A store adds them up, and rounds above MAX_UNITS. So nothing that is booked may make a larger total.
     if lease.granted + lease.overage > MAX_UNITS:
         yield InvalidParameter(f"{where}.overage", "sum", f"granted and overage make over {MAX_UNITS}")
     if lease.consumed + lease.returned > MAX_UNITS:
@@ -218,7 +218,7 @@ def parse_shares(body: bytes) -> ParsedShares:
 def _parse_items(
     raws: Iterable[msgspec.Raw], type_: type[Item], where: str, names: set[str]
 ) -> tuple[list[Item], list[WantRefused]]:
-    """Parse each by itself. `names`: quota keys that were named before; those of the good ones are added."""
+    """Parse each item by itself. `names`: quota keys that were named before; those of valid items are added."""
     items: list[Item] = []
     refusals: list[WantRefused] = []
     for place, raw in enumerate(raws):

@@ -1,8 +1,8 @@
-"""Ask regions for what they hold and will not need: a hint, and again with the next turn.
+"""Recall units that regions hold and will not need, by signals that each run repeats.
 
-A store that is not asked anything does not know that a period is over, nor that its agent died before it could return
-what was left. What is asked for is given back, and then it is known what was spent of it. What a region holds in the
-period that runs it keeps.
+A store that gets no requests does not notice that a period is over, nor that its agent died before it returned what was
+left. Units that are recalled are returned, and then it is known what was spent. A region keeps what it holds in the
+current period.
 """
 
 from datetime import datetime
@@ -12,24 +12,24 @@ from coordinator.database.notify import notify
 from coordinator.notice import Notice
 from protocol.messages import Signal
 
-MOST = 1000  # of one turn; the next ones come with the next
+MOST = 1000  # signals a run; the others follow with the next run
 
 
 async def recall_outstanding(connection: Connection, period: str, now: datetime) -> int:
-    """Of a period that is being closed: nobody waits for expiry. Gives how many leases were asked for."""
+    """Recall units of a period that is being closed, before they expire. Return the number of leases."""
     return await _recall(connection, now, _OUTSTANDING, period)
 
 
 async def recall_suspense(connection: Connection, now: datetime) -> int:
-    """What ran out, or was carried out of a closed period: its store may be there again, and can say what became of it.
+    """Recall what expired or was carried out of a closed period: its store may be back, and can report it.
 
-    Some will not answer this time either, and there may be more of them than a turn has room for: so any of all.
+    Some stores will not answer this time either, and one run may not reach all: so it takes any of them at random.
     """
     return await _recall(connection, now, _SUSPENSE)
 
 
 async def recall_region(connection: Connection, region: str) -> int:
-    """Of a region that is drained: all that it holds, in the periods that run as well."""
+    """Recall everything that a drained region holds, in current periods as well."""
     rows = await connection.fetch(_HELD, region, MOST)
     await notify(connection, [Notice(Signal(kind="recall", quota=row["quota"]), region) for row in rows])
     return len(rows)

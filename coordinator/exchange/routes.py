@@ -1,4 +1,4 @@
-"""For agents: epochs, exchanges, signals and policies. An agent speaks for one region, and only for that."""
+"""Routes of exchanges, shares, signals and policies, for agents. An agent acts for one region only."""
 
 import asyncio
 import re
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.access.auth import require_a_region, require_this_region
 from coordinator.epochs.fence import fence_lost
-from coordinator.exchange.parsing import parse_call, parse_shares
+from coordinator.exchange.parsing import parse_exchanges, parse_shares
 from coordinator.exchange.rules.submissions import ExchangeCall
 from coordinator.exchange.transaction import Applied
 from coordinator.http.conditions import IfNoneMatch, unless_known
@@ -42,7 +42,7 @@ PathRegion = Annotated[str, Depends(require_this_region)]
 AuthenticatedRegion = Annotated[str, Depends(require_a_region)]
 
 HEARTBEAT_S = 10.0
-TOKEN_CHECK_S = 5.0  # how often a stream's token is looked up, however much traffic there is
+TOKEN_CHECK_S = 5.0  # how often a stream's token is checked, however much traffic there is
 
 
 # --- exchanges --------------------------------------------------------------------------------------------------------
@@ -50,17 +50,19 @@ TOKEN_CHECK_S = 5.0  # how often a stream's token is looked up, however much tra
 
 @router.post("/v1/regions/{region}/exchanges", **described(body=ExchangeRequest, answers={200: ExchangeResponse}))
 async def post_exchanges(request: Request, region: PathRegion, coordinator: CoordinatorDep) -> Response:
-    """Book what lanes report and grant what they want. The same bytes again are booked once. An exchange or a want that
-    is malformed is refused by itself, in its place among the replies.
+    """Book what lanes report, and grant what they want. The same bytes are booked once, however often they are sent.
+
+    A malformed exchange or want is refused by itself, in its place among the replies.
     """
-    applied = await _apply(coordinator, parse_call(region, await read_json(request)))
+    applied = await _apply(coordinator, parse_exchanges(region, await read_json(request)))
     return reply(applied.response)
 
 
 class ExchangesAhead:
-    """Nearly all that regions say. What the framework would do for it (finding it, and what it depends on) costs more
-    than the answer: so the same function is called without. Whatever is not exactly it is the framework's. A test asks
-    both ways and compares.
+    """A middleware that answers exchanges without FastAPI, and hands every other request to it.
+
+    Nearly all requests of regions are exchanges, and routing them costs more than the answer. It calls the same
+    function as the route does; a test compares both ways.
     """
 
     def __init__(self, app: ASGIApp, unavailable: Callable[[Request, Exception], Awaitable[Response]]) -> None:
@@ -91,7 +93,7 @@ _ROUTE = next(each for each in router.routes if isinstance(each, Route) and _EXC
 
 
 async def _apply(coordinator: Coordinator, call: ExchangeCall) -> Applied:
-    applied, now = await coordinator.gathering.apply(call), coordinator.clock.now()
+    applied, now = await coordinator.batcher.apply(call), coordinator.clock.now()
     if applied.lost:
         await coordinator.database.run(lambda connection: fence_lost(connection, call.region, applied.lost, now))
     coordinator.metrics.note_exchanges(applied.response, applied.reports, applied.quarantined, applied.notices)
@@ -101,8 +103,9 @@ async def _apply(coordinator: Coordinator, call: ExchangeCall) -> Applied:
 
 @router.post("/v1/regions/{region}/shares", **described(body=SharesRequest, answers={200: SharesResponse}))
 async def post_shares(request: Request, region: PathRegion, coordinator: CoordinatorDep) -> Response:
-    """What this region wants of rates and slots that are shared by demand, and what it may use from now on. A rate or
-    slot that is malformed is refused by itself.
+    """Report the demand for rates and slots that are shared by demand, and return what the region may use from now on.
+
+    A malformed rate or slot is refused by itself.
     """
     parsed, now = parse_shares(await read_json(request)), coordinator.clock.now()
     out = await coordinator.database.run(lambda c: share_rates(c, coordinator.documents, region, parsed.request, now))
@@ -122,7 +125,7 @@ _SIGNALS["responses"][200] |= {"description": "Hints, as they come", "content": 
 
 @router.get("/v1/regions/{region}/signals", **_SIGNALS)
 async def stream_signals(request: Request, region: PathRegion, coordinator: CoordinatorDep) -> Response:
-    """Server-sent events, each with a Signal as its data. They are hints: what is missed comes with an exchange."""
+    """Stream signals as server-sent events. They are hints: what a region misses comes with its next exchange."""
     events = _events(request, region, coordinator)
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
@@ -141,7 +144,7 @@ async def _events(request: Request, region: str, coordinator: Coordinator) -> As
 
 
 async def _may_stay(request: Request, region: str, coordinator: Coordinator) -> bool:
-    """A revoked token ends its stream, too. An outage of the database revokes nothing."""
+    """Tell whether a stream may continue. A revoked token ends it; an outage of the database does not."""
     try:
         await require_this_region(request, region, coordinator)
     except Problem:

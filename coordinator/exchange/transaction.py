@@ -17,7 +17,7 @@ import msgspec
 
 from coordinator.database.connection import Connection
 from coordinator.database.notify import notify
-from coordinator.epochs.rules.lost_ledger import is_kept
+from coordinator.epochs.rules.lost_ledger import may_keep_another
 from coordinator.exchange.budgets import Budgets, without_limits
 from coordinator.exchange.late_usage import lock_late_usage
 from coordinator.exchange.rules.balances import Key, Report
@@ -231,7 +231,7 @@ async def _new_regressed_batches(context: _Context, decided: Decided) -> list[Ke
     rows = []
     for region, batch, *_ in decided.regressed:
         kept = known.get((batch.epoch, batch.lane), {})
-        is_new = batch.seq not in kept and is_kept(kept.values(), context.now)
+        is_new = batch.seq not in kept and may_keep_another(kept.values(), context.now)
         if is_new and context.budgets.may_keep(region, batch):
             evidence = msgspec.json.encode(batch).decode()
             place = batch.epoch, batch.lane, batch.seq

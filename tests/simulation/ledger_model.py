@@ -32,12 +32,12 @@ from coordinator.adjustments.rules import (
 from coordinator.adjustments.rules import Terms as Adjusting
 from coordinator.database.expect import UnexpectedRows
 from coordinator.epochs.rules.lost_ledger import (
-    fillers,
-    is_kept,
+    empty_reports,
     is_too_far_behind,
+    may_keep_another,
     rebase_all,
-    state_of_forgotten,
-    told,
+    reported_leases,
+    state_of_restored_lease,
 )
 from coordinator.epochs.rules.split_brain import WINDOW, conflicting_stores
 from coordinator.exchange.rules import decision, replies, submissions
@@ -729,8 +729,10 @@ class LedgerModel:
         if is_too_far_behind(lane, seq):
             return ResolutionRefusal.TOO_FAR_BEHIND, transaction
         if lane.epoch_state is not EpochState.RETIRED:
-            self._rebase_leases(lane, region, told(self.rows["regressed"][name].batch), resolution, now, transaction)
-        for each in fillers(lane, region, seq, resolution, now):
+            self._rebase_leases(
+                lane, region, reported_leases(self.rows["regressed"][name].batch), resolution, now, transaction
+            )
+        for each in empty_reports(lane, region, seq, resolution, now):
             self._book(transaction, each)
         return None, transaction
 
@@ -742,7 +744,7 @@ class LedgerModel:
         pools, corrections = self._lock_late(pools, [lane.epoch], now, transaction)
         known = {key: self.leases.get((lane.epoch, key)) for key in keys}
         leases = {
-            key: copy(lease) if lease else Lease(key, lane.epoch, region, now, now, state_of_forgotten(lane))
+            key: copy(lease) if lease else Lease(key, lane.epoch, region, now, now, state_of_restored_lease(lane))
             for key, lease in known.items()
         }
         done = rebase_all(lane, frozen, leases, pools, corrections, resolution, now)
@@ -1071,7 +1073,7 @@ class LedgerModel:
         for _, batch, *_ in decided.regressed:
             name = Name("regressed", (batch.epoch, batch.lane, batch.seq))
             open_ = [self.rows["regressed"][each] for each in self.regressed() if each[:2] == name.key[:2]]
-            if name.key not in self.rows["regressed"] and is_kept([each.recorded_at for each in open_], now):
+            if name.key not in self.rows["regressed"] and may_keep_another([each.recorded_at for each in open_], now):
                 transaction.writes[name] = Kept(batch, now)
                 transaction.quarantined.append((*name.key, "", "", QuarantineReason.LEDGER_REGRESSED.value))
         if not decided.booked:

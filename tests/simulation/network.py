@@ -18,8 +18,8 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from coordinator.clock import ComparedClock
-from coordinator.exchange.batcher import Gathering
-from coordinator.exchange.parsing import parse_call
+from coordinator.exchange.batcher import ExchangeBatcher
+from coordinator.exchange.parsing import parse_exchanges
 from coordinator.exchange.rules.granting import LeaseTerms
 from coordinator.exchange.rules.submissions import ExchangeCall
 from coordinator.exchange.transaction import Applied
@@ -121,14 +121,14 @@ class Coordinators:
 
     def __post_init__(self) -> None:
         self.ledger.on_commit = self._tell
-        self._gathering = Gathering(self._apply)
+        self._gathering = ExchangeBatcher(self._apply)
 
     async def exchange(self, region: str, body: bytes) -> bytes | None:
         """The reply, or None if the coordinator died over it."""
         if not self.is_up:
             return None
         try:
-            applied = await self._gathering.apply(parse_call(region, body))
+            applied = await self._gathering.apply(parse_exchanges(region, body))
         except DatabaseUnavailable:
             return None
         for each in applied.response.replies:
@@ -187,7 +187,7 @@ class Coordinators:
     def decide(self, kind: str, region: str, body: bytes) -> Transaction:
         """Return what a call would do, without doing it."""
         if kind == "exchange":
-            call = parse_call(region, body)
+            call = parse_exchanges(region, body)
             response, transaction = self.ledger.apply_exchange(call, self.terms, self.clock.now())
             self._count(response)
             return transaction

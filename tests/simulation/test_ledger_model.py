@@ -34,7 +34,7 @@ from coordinator.epochs.rebind import rebind_epoch
 from coordinator.epochs.retire import retire_epoch
 from coordinator.epochs.rules.split_brain import MOST_OPENINGS
 from coordinator.exchange.expire_leases import expire_leases
-from coordinator.exchange.parsing import parse_call
+from coordinator.exchange.parsing import parse_exchanges
 from coordinator.exchange.recall import recall_outstanding, recall_suspense
 from coordinator.exchange.rules.balances import (
     CORRECTION_COLUMNS,
@@ -195,7 +195,7 @@ class Both:
         for batch in [*batches(entries, epoch, LANES)] * 2:
             exchange = Exchange(frozen=msgspec.json.encode(batch).decode())
             told = ExchangeRequest(fingerprint=fingerprint, exchanges=[exchange])
-            await self._apply(parse_call(region, msgspec.json.encode(told)))
+            await self._apply(parse_exchanges(region, msgspec.json.encode(told)))
         consumed = {key.quota: lease.consumed for (number, key), lease in self.model.leases.items() if number == epoch}
         assert consumed == {entry.quota: entry.units for entry in entries}
 
@@ -334,7 +334,7 @@ class Both:
             frozen, live = self._batch(epoch, lane), self._live(lane)
             self.said[epoch, lane] = (frozen, live)
         request = ExchangeRequest(fingerprint=fingerprint, exchanges=[Exchange(frozen=frozen, live=live)])
-        await self._apply(parse_call(region, msgspec.json.encode(request)))
+        await self._apply(parse_exchanges(region, msgspec.json.encode(request)))
 
     async def _apply(self, call: ExchangeCall) -> None:
         async with self.real.transaction():

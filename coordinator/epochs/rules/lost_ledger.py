@@ -1,7 +1,7 @@
-"""How a lane goes on whose ledger was put back to an older state: by what the region says that it had been told.
+"""Rebase a lane whose ledger was put back to an older state, by the totals that its region reports.
 
-The region offers the batch that the ledger refused again and again. A rebase brings the ledger to where it stood just
-before that batch, as far as the batch tells; then it is booked like any other, with all its lines.
+The region sends the batch that the ledger refused again and again. A rebase brings the ledger to where it stood just
+before that batch, as far as the batch shows; then the batch is booked like any other, with all its lines.
 
     given       what the ledger had granted and forgot is granted once more, from what nobody holds. If that is not
                 enough, the rest is funded beyond the limit, and goes as units come back: the region has them
@@ -51,24 +51,24 @@ def is_too_far_behind(lane: Lane, seq: int) -> bool:
     return seq - lane.last_seq - 1 > MOST_NUMBERS
 
 
-def is_kept(kept: Collection[datetime], now: datetime) -> bool:
-    """Is another number of a lane kept, where those were kept at these times that it has not come to?
+def may_keep_another(kept: Collection[datetime], now: datetime) -> bool:
+    """Tell whether another batch of a lane is kept. `kept`: when those were that the lane has not got to.
 
-    A store offers one batch until it has a receipt: there is one, or a few where the store was put back as well. Where
-    there are more, each waits twice as long after the last as the one before it. Whatever a store goes on offering is
-    kept in the end, so that people can resolve it; and nobody fills the table.
+    A store sends one batch until it is acknowledged: there is one, or a few if the store was put back as well. If there
+    are more, each waits twice as long after the last as the one before it. A batch that a store keeps sending is kept
+    in the end, so that people can resolve it, and no region fills the table.
     """
     beyond = len(kept) - KEPT_AT_ONCE
     return beyond < 0 or now >= max(kept) + timedelta(seconds=KEPT_BACKOFF_S.pause_after(beyond + 1))
 
 
-def told(batch: FrozenBatch) -> list[FrozenLease]:
-    """Leases on which something was given or happened."""
+def reported_leases(batch: FrozenBatch) -> list[FrozenLease]:
+    """Return the leases on which something was granted or happened."""
     return [each for each in batch.leases if each.granted or each.overage or each.consumed or each.returned]
 
 
-def state_of_forgotten(lane: Lane) -> LeaseState:
-    """Of a lease that the ledger has to make anew."""
+def state_of_restored_lease(lane: Lane) -> LeaseState:
+    """Return the state of a lease that the ledger has to make anew."""
     if lane.epoch_state is EpochState.CURRENT:
         return LeaseState.ACTIVE
     return LeaseState.LOST if lane.lost_data else LeaseState.FENCED
@@ -136,12 +136,12 @@ def _consume(entry: Movement, pool: Pool, lease: Lease, frozen: FrozenLease, now
 
 
 def _booked_before(frozen: FrozenLease, known: int) -> int:
-    """All but what the lines of the batch tell."""
+    """Return what was booked before the batch: the total without the lines of the batch."""
     return max(0, frozen.consumed - sum(line.units for line in frozen.lines) - known)
 
 
-def fillers(lane: Lane, region: str, before: int, resolution: object, now: datetime) -> Iterator[BookedReport]:
-    """Reports of nothing, for the numbers up to the one `before`. Their hash names who put them there."""
+def empty_reports(lane: Lane, region: str, before: int, resolution: object, now: datetime) -> Iterator[BookedReport]:
+    """Yield empty reports for the numbers up to the one `before`. Their hash names the resolution."""
     head, body_hash = lane.head, hashlib.sha256(f"rebase {resolution}".encode()).digest()
     for seq in range(lane.last_seq + 1, before):
         report = Report(region, lane.epoch, lane.lane, seq)

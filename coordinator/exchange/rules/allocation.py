@@ -1,7 +1,7 @@
-"""Who gets how much of an allowance, and which part of a rate. The formulas are those of the design, in integers.
+"""How many units of an allowance a region is granted, in integers.
 
-A grant aims at what the region will use in a while (the horizon), but never takes more than half of what its share of
-all demand makes of the pool: towards the end grants shrink geometrically, so the last units go where they are used.
+A grant aims at what the region will use within the horizon, but takes at most half of the pool's part that corresponds
+to its share of all demand. Towards the end grants shrink geometrically, so the last units go where they are used.
 """
 
 from datetime import datetime, timedelta
@@ -40,7 +40,7 @@ def grant_units(grantable: int, limit: int, demand: PoolDemand) -> int:
 
 def _target(limit: int, demand: PoolDemand) -> int:
     within_horizon = max(units_in(demand.demand_milli, demand.horizon_ms), FLOOR_UNITS)
-    longest_ms = max(demand.horizon_ms, USUAL_HORIZON_MS)  # who wants to ride out more strands more
+    longest_ms = max(demand.horizon_ms, USUAL_HORIZON_MS)  # a longer horizon outlasts longer outages and strands more
     most = limit * longest_ms // (200 * USUAL_HORIZON_MS)
     return min(within_horizon, max(most, units_in(demand.demand_milli, longest_ms // 10)))
 
@@ -56,9 +56,9 @@ def units_in(demand_milli: int, duration_ms: int) -> int:
 
 
 def decayed(demand_milli: int, since: datetime, now: datetime) -> int:
-    """The demand of a region that has gone quiet weighs less and less: half of it after five seconds."""
+    """Return what demand weighs after some time without a report: half of it after five seconds."""
     if not demand_milli or since >= now:
-        return demand_milli  # most are: in a gather, whoever spoke before
+        return demand_milli  # most are, in a batch
     elapsed_ms = (now - since) // timedelta(milliseconds=1)
     halvings, rest_ms = divmod(elapsed_ms, DEMAND_HALVES_IN_MS)
     left = demand_milli >> min(halvings, 64)
@@ -66,12 +66,12 @@ def decayed(demand_milli: int, since: datetime, now: datetime) -> int:
 
 
 def demand_milli_of(lease: Lease, now: datetime) -> int:
-    """What it still weighs, as long as it may be granted to."""
+    """Return what a lease's demand weighs now, if it may be granted to."""
     return decayed(lease.demand_milli, lease.reported_at, now) if lease.state is LeaseState.ACTIVE else 0
 
 
 def fund(entry: Entry, pool: Pool, limit: int) -> None:
-    """Bring what is funded to the limit. A lower one takes only what nobody holds; the rest follows as it returns.
+    """Fund a pool up to the limit. A lower limit takes only unallocated units; the rest follows as units return.
 
     What was debited has been taken before: it is not taken twice.
     """
@@ -81,8 +81,9 @@ def fund(entry: Entry, pool: Pool, limit: int) -> None:
 
 
 def extend(entry: Entry, pool: Pool, at_most: int, need: int) -> None:
-    """What is soft goes on: before the pool is short, and as far as its cap lets it. Like a limit, one that was lowered
-    takes only what nobody holds.
+    """Extend a pool beyond its limit under a soft cap, before it is short and as far as the cap allows.
+
+    A lowered cap takes only unallocated units.
     """
     surplus = min(max(0, pool.soft_cap_extension - at_most), pool.unallocated)
     post(entry, pool, None, Account.UNALLOCATED, Account.SOFT_CAP_EXTENSION, surplus, Cause.RETRACTED)
@@ -92,7 +93,7 @@ def extend(entry: Entry, pool: Pool, at_most: int, need: int) -> None:
 
 
 def needed(limit: int, waiting: int, demand_milli: int, horizon_ms: int) -> int:
-    """So much lies ready where there is always more: nobody is asked to give anything back."""
+    """Return how many units a soft cap keeps ready, so that no region is recalled."""
     return max(limit // 4 + 1, waiting, units_in(demand_milli, horizon_ms))
 
 

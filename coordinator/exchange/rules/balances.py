@@ -1,4 +1,4 @@
-"""The books of an allowance: a pool for each (quota, period), and a lease in it for each epoch that spends of it.
+"""The balances of an allowance: a pool for each (quota, period), and a lease in it for each epoch that spends of it.
 
 Units only ever move from one account to another, and `post` is the one place where they do: it changes the pool, the
 lease and the list of transfers together. So both identities hold after every movement, by construction, and a pool or a
@@ -107,29 +107,29 @@ class Pool:
 
     @property
     def entitled(self) -> int:
-        """Its limit, with what people have credited and debited: of that, and of nothing else, a debit can take."""
+        """The limit with what people have credited and debited. A debit can take of that, and of nothing else."""
         return self.funded + self.credited
 
     @property
     def spendable(self) -> int:
-        """In the whole period: that, and what was left of the one before."""
+        """What may be spent in the whole period, with what was carried over from the one before."""
         return self.entitled + self.carried_over_in
 
     @property
     def used(self) -> int:
-        """In the period itself, as far as it is booked here."""
+        """Usage of the period itself, without late usage of closed periods."""
         return self.consumed - self.late
 
     @property
     def included_left(self) -> int:
-        """So much more is within the limit. Before anybody has asked for any of it, nothing says what that is."""
+        """How much more is within the limit. Before the first request the limit is not known here."""
         if not (self.funded or self.credited or self.soft_cap_extension):
             return MAX_UNITS
         return max(0, self.spendable - self.carried_over_out - (self.used - self.overage_used) - self.late_included)
 
     @property
     def grantable(self) -> int:
-        """What may admit new work: overage was spent without funding, and is paid back first."""
+        """What may be granted: overage was spent without funding, and is paid back first."""
         return max(0, self.unallocated - self.overage)
 
     @property
@@ -169,8 +169,8 @@ class Lease:
     demand_milli: int = 0
     waiting: int = 0
     last_grant: int = 0
-    overdraft: int = 0  # kept for it: so much it may spend beyond what it was given while its region is cut off
-    overdrawn: int = 0  # so much it did, as its region says
+    overdraft: int = 0  # kept for it: how much it may spend beyond its grants while its region is disconnected
+    overdrawn: int = 0  # how much it did, as its region reports
 
     @property
     def charge_period(self) -> str:
@@ -178,7 +178,7 @@ class Lease:
 
     @property
     def waiting_account(self) -> Account:
-        """Where units of it wait for evidence or for people; they leave the period at its close."""
+        """The account in which its units wait for evidence or people; they leave the period at its close."""
         return Account.SUSPENSE
 
     @property
@@ -191,12 +191,12 @@ class Lease:
 
     @property
     def room(self) -> int:
-        """So much more may be granted: a store adds both totals up, and rounds beyond what it can count."""
+        """How much more may be granted before the totals exceed the largest integer that a store counts exactly."""
         return max(0, MAX_UNITS - self.granted - self.overage)
 
     @property
     def unaccounted(self) -> int:
-        """What evidence may still come about: spent and given back are drained from here."""
+        """The units that evidence may still account for: usage and returns are drained from them."""
         return self.outstanding + self.suspense + self.estimated + self.written_off
 
     @property
@@ -207,7 +207,7 @@ class Lease:
 
 @dataclass(slots=True)
 class Correction:
-    """What becomes of a lease whose period is closed, in a period that is open: the lease's row stays as it is.
+    """What becomes of a lease of a closed period in an open one: the lease's own row does not change.
 
     It balances like a lease:
 
@@ -225,8 +225,8 @@ class Correction:
     estimated: int = 0
     consumed: int = 0
     written_off: int = 0
-    replaced: int = 0  # of the closed books' estimates: so much gave way to the truth
-    recovered: int = 0  # likewise of what they had written off
+    replaced: int = 0  # of the closed period's estimates: so much was replaced by reports
+    recovered: int = 0  # of what the closed period had written off: so much was reported after all
     overage_used: int = 0  # of what was consumed, what is beyond the limit of its own period
     region_consumed: int = 0
     region_returned: int = 0
@@ -274,14 +274,14 @@ COUNTED_AS, OVERAGE = "counted_as", "overage"  # a dimension, and its only value
 
 
 class Split(NamedTuple):
-    """Lines, each of which is within the limit or beyond it; and how many units are beyond."""
+    """Lines that are within the limit or beyond it, and how many units are beyond."""
 
     lines: Sequence[Line]
     overage_used: int
 
 
 def split(lines: Sequence[Line], included_left: int) -> Split:
-    """In the order in which they are booked. What is decided here is decided for ever: it is booked with the line."""
+    """Split lines at the limit, in the order of booking. The result is final: it is booked with each line."""
     units = sum(line.units for line in lines)
     if units <= included_left:
         return Split(lines, 0)
@@ -299,7 +299,7 @@ def _split(lines: Iterable[Line], left: int) -> Iterator[Line]:
 
 
 class Transfer(Struct, frozen=True):
-    """Units on their way from one account to another, as it is booked."""
+    """A movement of units from one account to another, as it is booked."""
 
     line: int  # of a report
     key: Key
@@ -314,13 +314,13 @@ class Transfer(Struct, frozen=True):
 
     @property
     def charge_period(self) -> str:
-        """The period that the usage belongs to, in which it is billed as long as that is open."""
+        """The period that the usage belongs to, and in which it is billed if that is open."""
         return self.late_for or self.key.period
 
 
 @dataclass(slots=True)
 class Report:
-    """A batch while it is being booked. Its transfers are numbered in the order in which they are posted."""
+    """A batch while it is booked. Its transfers are numbered in the order in which they are posted."""
 
     region: str
     epoch: int
@@ -331,7 +331,7 @@ class Report:
 
 @dataclass(slots=True)
 class Movement:
-    """What no report moves, on one lease or pool. Its id follows from what is moved, so it is booked once."""
+    """Transfers without a report, on one lease or pool. The id follows from what is moved, so it is booked once."""
 
     movement_id: UUID
     region: str | None  # none: it is of a pool, and of no lease
@@ -344,14 +344,14 @@ _MOVEMENTS = UUID("6f1d0a5e-7c0b-4d53-9a55-6c656173656f")
 
 
 def movement(lease: "Lease | Correction", *what: object) -> Movement:
-    """`what` tells this one from any other on the same lease, for ever."""
+    """Return an empty movement. `what` distinguishes it from all others on the same lease."""
     late_for = (lease.charge_period,) if isinstance(lease, Correction) else ()
     name = "/".join(map(str, (lease.epoch, *lease.key, *late_for, *what)))
     return Movement(uuid5(_MOVEMENTS, name), lease.region, lease.epoch)
 
 
 class Overdrawn(ValueError):
-    """More was to be moved than there is: a bug, and never booked."""
+    """More was to be moved than there is. This is a bug, and nothing is booked."""
 
 
 # The column of a pool for an account: one outside of it counts what came from there, one inside what is there.
@@ -374,7 +374,7 @@ _IN_LEASE = {
     Account.SUSPENSE_CARRIED_OUT,
 }
 _IN_POOL = _IN_LEASE | {Account.UNALLOCATED, Account.SUSPENSE_CARRIED, Account.CARRIED_OVER_OUT}
-# What a lease calls units that cross its border.
+# The columns of a lease for units that come from its pool or go back to it.
 _INTO_LEASE = {Account.UNALLOCATED: "granted", Account.OVERAGE: "overage"}
 _OUT_OF_LEASE = {Account.UNALLOCATED: "returned"}
 
@@ -382,7 +382,7 @@ _OUT_OF_LEASE = {Account.UNALLOCATED: "returned"}
 def post(
     entry: Entry, pool: Pool, book: Lease | Correction | None, src: Account, dst: Account, units: int, cause: Cause
 ) -> None:
-    """Move units; moving none leaves no trace. Raises Overdrawn, with nothing changed, if they are not there."""
+    """Move units. Moving none adds no transfer. Raise Overdrawn, with nothing changed, if they are not there."""
     if units:
         _move(pool, book, src, dst, units)
         number, part = _following(entry, 0)
@@ -422,9 +422,9 @@ def drain(
 
 
 def drain_lines(entry: Entry, pool: Pool, lease: Lease, dst: Account, lines: Sequence[Line], cause: Cause) -> None:
-    """The same for many lines: each is booked by itself, and each account is moved once.
+    """Move many lines: each is booked by itself, and each account is changed once.
 
-    Raises Overdrawn, with nothing changed, if the lease has less than that.
+    Raise Overdrawn, with nothing changed, if the lease has less than that.
     """
     if not lines:
         return
@@ -435,14 +435,14 @@ def drain_lines(entry: Entry, pool: Pool, lease: Lease, dst: Account, lines: Seq
 
 
 def use(entry: Entry, pool: Pool, lease: Lease, lines: Sequence[Line]) -> None:
-    """Usage of the period itself: within the limit as far as that goes, in whatever order regions report it."""
+    """Book usage of the period itself: within the limit as far as that goes, in the order in which regions report."""
     told, beyond = split(lines, pool.included_left)
     drain_lines(entry, pool, lease, Account.CONSUMED, told, Cause.USAGE)
     pool.overage_used += beyond
 
 
 class Source(NamedTuple):
-    """Where units are taken from, and how many are there."""
+    """An account that units are taken from, and how many it has."""
 
     src: Account
     units: int
@@ -452,7 +452,7 @@ class Source(NamedTuple):
 def take(
     entry: Entry, pool: Pool, book: Lease | Correction, dst: Account, lines: Sequence[Line], sources: Iterable[Source]
 ) -> Counter[Cause]:
-    """From one source after the other, which must have enough. Gives how many units were moved for each cause."""
+    """Take lines from one source after the other, which must have enough. Return the units moved for each cause."""
     parts = list(_parts(lines, sources))
     taken = [(source, sum(part[-1] for part in run)) for source, run in groupby(parts, itemgetter(2))]
     for source, units in taken:
@@ -468,7 +468,7 @@ Part: TypeAlias = tuple[Line, int, Source, int]  # of a line, numbered: so many 
 
 
 def _parts(lines: Iterable[Line], sources: Iterable[Source]) -> Iterator[Part]:
-    """The lines laid end to end along what the sources have, one source after the other."""
+    """Split lines where one source ends and the next begins."""
     following = iter(sources)
     source = next(following)
     here = source.units
@@ -492,7 +492,7 @@ def _note(entry: Entry, key: Key, dst: Account, parts: Iterable[Part], late_for:
 
 
 def _following(entry: Entry, number: int) -> tuple[int, int]:
-    """A report's lines are numbered, and the parts of each; a movement has parts only."""
+    """Return the numbers of the next line and part. A movement has parts only."""
     transfers = entry.transfers
     if isinstance(entry, Movement):
         return 0, len(transfers)
@@ -513,7 +513,7 @@ def _changes_of_pool(pool: Pool | Correction, src: Account, dst: Account, units:
 
 
 def _changes_of_book(book: Lease | Correction | None, src: Account, dst: Account, units: int) -> list[Change]:
-    """A correction's accounts are a pool's; a lease has names of its own for what crosses its border."""
+    """Return the changed columns: a correction's are called like a pool's, a lease has names of its own."""
     if book is None:
         return []
     changes_of = _changes_of_lease if isinstance(book, Lease) else _changes_of_pool

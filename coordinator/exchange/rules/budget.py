@@ -1,4 +1,4 @@
-"""What of one region is bounded by the minute, as decisions see it; `coordinator/exchange/budgets.py` counts."""
+"""The budgets of a region, as decisions see them; `coordinator/exchange/budgets.py` counts."""
 
 from enum import StrEnum
 from typing import Protocol

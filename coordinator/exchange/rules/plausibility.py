@@ -3,7 +3,7 @@
 Work that was done is booked, late and above a grant as well. But a report comes from outside, and what its quota, its
 calendar or its limit cannot make possible must not move the books of others:
 
-    unknown_quota        never granted, and no allowance of the limits document: there is nothing to book it on
+    unknown_quota        never granted, and no allowance of the limits document: there is no pool to book it in
     implausible_period   never granted, and no period of the quota's calendar between the time allowed for late usage
                          and the period after the next one: a region must not invent periods
     implausible          more usage beyond its grants than `ClaimBounds` allow one region of one quota in one period

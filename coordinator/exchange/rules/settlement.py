@@ -1,7 +1,7 @@
-"""What becomes of a numbered batch, and how its usage is booked.
+"""Judge a numbered batch, and book its usage.
 
-Judged in two steps, since a lane's number says at once what may be read and locked next: first the number and the
-bytes, then the totals. Every answer has a name; nothing here raises for what a region may send.
+A batch is judged in two steps, since a lane's number decides what is read and locked next: first the number and the
+bytes, then the totals. Every answer has a name; nothing a region may send raises an exception here.
 """
 
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
@@ -111,7 +111,7 @@ class Quarantined(NamedTuple):
 
 
 def judge_number(lane: Lane | None, fingerprint: str, seq: int, body_hash: bytes) -> Verdict:
-    """`applied` means that the totals may be looked at; everything else is final."""
+    """Return a verdict. `applied` means that the totals are judged next; every other outcome is final."""
     if lane is None:
         return Verdict(ExchangeOutcome.UNKNOWN_EPOCH)
     if lane.epoch_state is EpochState.RETIRED:
@@ -133,7 +133,7 @@ def _judge_seq(lane: Lane, seq: int, body_hash: bytes) -> Verdict:
 
 
 def _judge_late(verdict: Verdict) -> Verdict:
-    """Of a retired epoch nothing is booked and nothing is dropped: it is kept once, and its number is acknowledged."""
+    """Return the verdict of a retired epoch: nothing is booked, evidence is kept once and acknowledged."""
     if verdict.outcome in (ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED):
         return Verdict(ExchangeOutcome.RETIRED, is_kept=verdict.outcome is ExchangeOutcome.APPLIED)
     return verdict
@@ -142,8 +142,10 @@ def _judge_late(verdict: Verdict) -> Verdict:
 def judge_totals(
     batch: FrozenBatch, leases: Mapping[Key, Lease], closed: Collection[Key] = frozenset()
 ) -> ExchangeOutcome:
-    """Did the store forget something, or did the ledger? What it had given in a period that is closed by now it can
-    never know again, and what was used of it is booked all the same: that is not asked for.
+    """Tell whether the store has lost data, or the ledger has.
+
+    `closed`: what the ledger lost of grants in a closed period is not restored, and usage of it is booked all the same.
+    So their totals are no evidence.
     """
     outcomes = set()
     for frozen in batch.leases:
@@ -179,7 +181,7 @@ def key_of(frozen: FrozenLease) -> Key:
 
 
 def is_empty(frozen: FrozenLease) -> bool:
-    """A lease on which nothing ever happened says nothing."""
+    """True for a lease on which nothing ever happened."""
     return not (frozen.consumed or frozen.returned or frozen.lines)
 
 
@@ -203,9 +205,9 @@ def settle(
     own: Collection[Key] = (),
     overage_left: MutableMapping[Key, int] | None = None,
 ) -> list[Quarantined]:
-    """Book a batch that was judged `applied`. One bad lease never holds up the others.
+    """Book a batch that was judged `applied`. One bad lease does not delay the others.
 
-    `own`: of these pools each region has its own limit, so what nobody holds may be another's, and covers nothing.
+    `own`: of these pools each region has its own limit, so unallocated units may be another's, and cover nothing.
     `overage_left`: how much more the region may use beyond its grants before people must look at it; what is booked
     as overage is taken off.
     """
@@ -214,7 +216,7 @@ def settle(
     for frozen in frozen_leases:
         lease = leases.get(key_of(frozen))
         if lease is None:
-            continue  # never granted to, and nothing happened on it
+            continue  # it was never granted to, and nothing happened on it
         overage = lease.overage
         most_overage = overage_left.get(lease.key, MAX_UNITS)
         reason = _settle_lease(report, frozen, pools[lease.key], lease, most_overage, may_cover=lease.key not in own)
@@ -234,7 +236,7 @@ def _settle_lease(
     *,
     may_cover: bool = True,
 ) -> QuarantineReason | None:
-    """Afterwards the lease is where its report says, or in quarantine for the reason given."""
+    """Settle one lease: bring it to its reported totals, or put it into quarantine and return the reason."""
     consumed = frozen.consumed - lease.region_consumed
     # Of a lease whose returns did not count until now, all that it ever returned comes at once.
     returned = frozen.returned - (lease.returned if lease.state in RETURNS_COUNT else lease.region_returned)
@@ -249,7 +251,7 @@ def _settle_lease(
     if reason:
         _quarantine(report, pool, lease)
         return reason
-    # First what was given back: work beyond the lease that was reported after it is covered from there.
+    # Returned units come first: usage beyond the lease is covered from them.
     if lease.state in RETURNS_COUNT:
         drain(report, pool, lease, Account.UNALLOCATED, returned, Cause.RETURNED)
     cover(report, pool, lease, consumed, at_most=pool.unallocated if may_cover else 0)
@@ -260,16 +262,16 @@ def _settle_lease(
 
 
 def renew(lease: Lease) -> None:
-    """A lease that had expired is good again as soon as nothing of it is left that is not accounted for."""
+    """Renew an expired lease once all of its units are accounted for."""
     renewed = after(lease.state, LeaseEvent.RENEW)
     if renewed and not lease.unaccounted:
         lease.state = renewed
 
 
 def expire(pool: Pool, lease: Lease, now: datetime) -> Movement | None:
-    """Its time and the margin are over: set aside what the region has not accounted for. It trusts nothing it was told.
+    """Set aside what a region has not accounted for when the lease's time and the margin are over.
 
-    Spending has ended, but what was spent is not known: so it frees no unit. None if there is nothing to set aside.
+    Spending has ended, but what was spent is not known, so no unit is freed. Return None if nothing is outstanding.
     """
     state = after(lease.state, LeaseEvent.EXPIRE)
     if state is None or not lease.outstanding or lease.expires_at > now:
@@ -297,7 +299,7 @@ def _overage_of(pool: Pool, lease: Lease, consumed: int, returned: int, *, may_c
 def _disagreement(frozen: FrozenLease, lease: Lease, consumed: int, returned: int) -> QuarantineReason | None:
     if lines_disagree(frozen, consumed):
         return QuarantineReason.LINES_DISAGREE
-    # Whatever was consumed since: it may be more than was left, for what is done without asking is booked all the same.
+    # What was consumed since may be more than was left: usage without a grant is booked all the same.
     if returned > lease.unaccounted and lease.state in RETURNS_COUNT:
         return QuarantineReason.RETURNED_TOO_MUCH
     return None
@@ -308,7 +310,7 @@ def lines_disagree(frozen: FrozenLease, consumed: int) -> bool:
 
 
 def _quarantine(report: Report, pool: Pool, lease: Lease) -> None:
-    """Nothing of it is available or billed until people have looked at it."""
+    """Put a lease into quarantine: nothing of it is available or billed until people have resolved it."""
     state = after(lease.state, LeaseEvent.QUARANTINE)
     assert state is not None
     lease.state = state
@@ -317,7 +319,7 @@ def _quarantine(report: Report, pool: Pool, lease: Lease) -> None:
 
 
 def cover(entry: Entry, pool: Pool, lease: Lease, consumed: int, at_most: int) -> None:
-    """Work that was done beyond the lease: from what nobody holds as far as that goes, the rest as overage."""
+    """Cover usage beyond the lease from unallocated units as far as they go, and the rest as overage."""
     short = max(0, consumed - lease.unaccounted)
     covered = min(short, at_most)
     post(entry, pool, lease, Account.UNALLOCATED, Account.OUTSTANDING, covered, Cause.COVERING)
@@ -329,7 +331,7 @@ def _book_lines(report: Report, frozen: FrozenLease, pool: Pool, lease: Lease) -
 
 
 def lines_within(frozen: FrozenLease) -> list[Line]:
-    """A unit belongs to its lease's period, whatever the store's clock said."""
+    """Return the lines, their minutes clamped to the lease's period: a store's clock does not move usage out of it."""
     period = period_of(frozen.period)
     first, last = period.first_minute, period.last_minute
     return [Line(line.units, min(max(line.minute, first), last), line.dimensions) for line in frozen.lines]

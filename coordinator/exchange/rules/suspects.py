@@ -10,7 +10,7 @@ LaneName = tuple[int, int]  # epoch and lane
 
 
 class Suspects:
-    """The regions are kept apart, so that no region makes a suspect of another one's lane."""
+    """Suspected lanes by region, so that no region makes a suspect of another region's lane."""
 
     def __init__(self) -> None:
         self._until_s: dict[str, dict[LaneName, float]] = {}

@@ -13,7 +13,7 @@ from coordinator.access.rules.audit import Actor
 from coordinator.database.connection import Connection
 from coordinator.epochs.open import open_epoch
 from coordinator.epochs.retire import retire_epoch
-from coordinator.exchange.parsing import parse_call
+from coordinator.exchange.parsing import parse_exchanges
 from coordinator.exchange.rules.granting import LeaseTerms
 from coordinator.exchange.transaction import apply_exchange
 from coordinator.limits.in_force import Documents
@@ -44,7 +44,7 @@ def says_all(agent_harness: AgentHarness, agent: Agent, exchanges: Sequence[Exch
     request = ExchangeRequest(fingerprint=agent.fingerprint, exchanges=list(exchanges))
 
     async def step(connection: Connection) -> ExchangeReply:
-        call, terms = parse_call(agent.region, msgspec.json.encode(request)), LeaseTerms(60_000, 5_000)
+        call, terms = parse_exchanges(agent.region, msgspec.json.encode(request)), LeaseTerms(60_000)
         applied = await apply_exchange(connection, Documents(), call, terms, agent_harness.clock.now())
         return applied.response.replies[0]
 

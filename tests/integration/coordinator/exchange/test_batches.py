@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from coordinator.exchange.parsing import parse_call
+from coordinator.exchange.parsing import parse_exchanges
 from coordinator.exchange.rules.granting import LeaseTerms
 from coordinator.exchange.transaction import Applied, apply_exchanges
 from coordinator.limits.in_force import Documents
@@ -31,7 +31,7 @@ async def several(agent_harness: AgentHarness, count: int) -> list[Agent]:
 async def applied_together(agent_harness: AgentHarness, agents: Sequence[Agent], wants: LeaseWant) -> list[Applied]:
     """As the coordinator does it, which gathers who happens to wait."""
     calls = [
-        parse_call(
+        parse_exchanges(
             agent.region,
             msgspec.json.encode(
                 ExchangeRequest(
@@ -43,9 +43,7 @@ async def applied_together(agent_harness: AgentHarness, agents: Sequence[Agent],
         for agent in agents
     ]
     async with connected(agent_harness.url) as coordinator, coordinator.transaction():
-        return await apply_exchanges(
-            coordinator, Documents(), calls, LeaseTerms(60_000, 5_000), agent_harness.clock.now()
-        )
+        return await apply_exchanges(coordinator, Documents(), calls, LeaseTerms(60_000), agent_harness.clock.now())
 
 
 async def test_regions_at_once_share_transactions_and_each_gets_its_own_reply(agent_harness: AgentHarness) -> None:

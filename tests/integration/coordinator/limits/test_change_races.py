@@ -15,7 +15,7 @@ import pytest
 
 from coordinator.database.connection import Connection
 from coordinator.database.engine import Database, open_database
-from coordinator.exchange.parsing import parse_call
+from coordinator.exchange.parsing import parse_exchanges
 from coordinator.exchange.rules.granting import LeaseTerms
 from coordinator.exchange.statements import balances, lanes, leases, pools
 from coordinator.exchange.transaction import apply_exchange
@@ -160,8 +160,8 @@ class Race:
             fingerprint=self.scene.agent.fingerprint,
             exchanges=[Exchange(frozen=frozen, live=live)],
         )
-        call = parse_call(self.scene.agent.region, msgspec.json.encode(request))
-        applied = await apply_exchange(recorded, self.documents, call, LeaseTerms(60_000, 5_000), NOON)  # type: ignore[arg-type]  # as far as an exchange goes
+        call = parse_exchanges(self.scene.agent.region, msgspec.json.encode(request))
+        applied = await apply_exchange(recorded, self.documents, call, LeaseTerms(60_000), NOON)  # type: ignore[arg-type]  # as far as an exchange goes
         return applied.response.replies[0]
 
     async def _begin_change(self) -> None:

@@ -39,7 +39,7 @@ from coordinator.epochs.open import open_epoch
 from coordinator.epochs.rebind import rebind_epoch
 from coordinator.epochs.retire import retire_epoch
 from coordinator.exchange.expire_leases import expire_leases
-from coordinator.exchange.parsing import parse_call
+from coordinator.exchange.parsing import parse_exchanges
 from coordinator.exchange.rules.balances import Key
 from coordinator.exchange.rules.granting import LeaseTerms
 from coordinator.exchange.rules.submissions import ExchangeCall
@@ -707,7 +707,7 @@ class Ledger(RuleBasedStateMachine):
 
     def request(self, region: str, fingerprint: str, exchanges: list[Exchange]) -> ExchangeCall:
         request = ExchangeRequest(fingerprint=fingerprint, exchanges=exchanges)
-        return parse_call(region, msgspec.json.encode(request))
+        return parse_exchanges(region, msgspec.json.encode(request))
 
     def batch(self, incarnation: StoreIncarnation, lane: int) -> FrozenBatch:
         """What it would say next, if the coordinator is not ahead of it."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from coordinator.exchange.batcher import MOST_CALLS, Gathering
+from coordinator.exchange.batcher import MOST_CALLS, ExchangeBatcher
 from coordinator.exchange.rules.submissions import ExchangeCall, Submission
 from coordinator.exchange.transaction import Applied
 from coordinator.outages import DatabaseUnavailable, TransactionFailed
@@ -71,16 +71,16 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def waiting(gathering: Gathering, calls: Sequence[ExchangeCall]) -> "list[asyncio.Task[Applied]]":
-    tasks = [asyncio.create_task(gathering.apply(each)) for each in calls]
+async def waiting(batcher: ExchangeBatcher, calls: Sequence[ExchangeCall]) -> "list[asyncio.Task[Applied]]":
+    tasks = [asyncio.create_task(batcher.apply(each)) for each in calls]
     await settled()
     return tasks
 
 
 async def test_who_is_alone_goes_at_once_and_who_waits_goes_together() -> None:
     ledger = Ledger()
-    gathering, calls = Gathering(ledger.apply, places=1), [call(lane) for lane in range(5)]
-    tasks = await waiting(gathering, calls)
+    batcher, calls = ExchangeBatcher(ledger.apply, slots=1), [call(lane) for lane in range(5)]
+    tasks = await waiting(batcher, calls)
     assert ledger.gathers == [[0]]
     ledger.gate.set()
     answers = await asyncio.gather(*tasks)
@@ -88,13 +88,13 @@ async def test_who_is_alone_goes_at_once_and_who_waits_goes_together() -> None:
     assert ledger.gathers == [[0], [1, 2, 3, 4]]
 
 
-async def answered_together(gathering: Gathering, ledger: Ledger) -> "asyncio.Task[Applied]":
+async def answered_together(batcher: ExchangeBatcher, ledger: Ledger) -> "asyncio.Task[Applied]":
     """0 and the other three took turns; it waits for its next one when they have been answered."""
-    tasks = await waiting(gathering, [call(lane) for lane in range(4)])
+    tasks = await waiting(batcher, [call(lane) for lane in range(4)])
     ledger.gate.set()
     await tasks[0]
     ledger.gate.clear()
-    (again,) = await waiting(gathering, [call(0)])
+    (again,) = await waiting(batcher, [call(0)])
     ledger.gate.set()
     await asyncio.gather(*tasks)
     assert ledger.gathers == [[0], [1, 2, 3]]
@@ -103,12 +103,12 @@ async def answered_together(gathering: Gathering, ledger: Ledger) -> "asyncio.Ta
 
 async def test_who_was_answered_together_is_waited_for() -> None:
     ledger = Ledger()
-    gathering = Gathering(ledger.apply, places=1, patience=1e9)
-    tasks = [await answered_together(gathering, ledger)]
+    batcher = ExchangeBatcher(ledger.apply, slots=1, patience=1e9)
+    tasks = [await answered_together(batcher, ledger)]
     for lane in (1, 2):
-        tasks += await waiting(gathering, [call(lane)])
+        tasks += await waiting(batcher, [call(lane)])
         assert len(ledger.gathers) == 2
-    tasks += await waiting(gathering, [call(3)])
+    tasks += await waiting(batcher, [call(3)])
     await asyncio.gather(*tasks)
     assert ledger.gathers[2:] == [[0, 1, 2, 3]]
 
@@ -116,23 +116,23 @@ async def test_who_was_answered_together_is_waited_for() -> None:
 async def test_who_does_not_come_again_is_not_waited_for_for_ever() -> None:
     ledger = Ledger()
     async with asyncio.timeout(10):
-        await (await answered_together(Gathering(ledger.apply, places=1), ledger))
+        await (await answered_together(ExchangeBatcher(ledger.apply, slots=1), ledger))
     assert ledger.gathers[2:] == [[0]]
 
 
 async def test_after_one_alone_nobody_is_waited_for() -> None:
     ledger = Ledger()
-    gathering = Gathering(ledger.apply, places=1, patience=1e9)
+    batcher = ExchangeBatcher(ledger.apply, slots=1, patience=1e9)
     ledger.gate.set()
     for _ in range(2):
-        await gathering.apply(call(0))
+        await batcher.apply(call(0))
     assert ledger.gathers == [[0], [0]]
 
 
 async def test_a_lane_is_once_in_a_gather_and_keeps_its_order() -> None:
     ledger = Ledger()
-    gathering = Gathering(ledger.apply, places=1)
-    tasks = await waiting(gathering, [call(0), call(1), call(1), call(2), call(1), call(1, epoch=2)])
+    batcher = ExchangeBatcher(ledger.apply, slots=1)
+    tasks = await waiting(batcher, [call(0), call(1), call(1), call(2), call(1), call(1, epoch=2)])
     ledger.gate.set()
     await asyncio.gather(*tasks)
     assert ledger.gathers == [[0], [1, 2, 1], [1], [1]]
@@ -140,8 +140,8 @@ async def test_a_lane_is_once_in_a_gather_and_keeps_its_order() -> None:
 
 async def test_who_wants_what_another_transaction_is_at_waits_here_and_goes_with_all_that_do() -> None:
     ledger = Ledger()
-    gathering = Gathering(ledger.apply)
-    tasks = await waiting(gathering, [*(call(lane, wants=["hot"]) for lane in range(4)), call(4, wants=["cold"])])
+    batcher = ExchangeBatcher(ledger.apply)
+    tasks = await waiting(batcher, [*(call(lane, wants=["hot"]) for lane in range(4)), call(4, wants=["cold"])])
     assert ledger.gathers == [[0], [4]]
     ledger.gate.set()
     await asyncio.gather(*tasks)
@@ -153,7 +153,7 @@ async def test_who_reports_what_another_transaction_is_at_waits_likewise() -> No
     frozen = FrozenLease(quota="hot", period="2026-11", granted=0, overage=0, consumed=0, returned=0)
     batch = FrozenBatch(epoch=1, lane=1, seq=1, leases=[frozen])
     reporting = ExchangeCall("us-east", "f", [Submission(batch, b"", [])])
-    tasks = await waiting(Gathering(ledger.apply), [call(0, wants=["hot"]), reporting])
+    tasks = await waiting(ExchangeBatcher(ledger.apply), [call(0, wants=["hot"]), reporting])
     assert ledger.gathers == [[0]]
     ledger.gate.set()
     await asyncio.gather(*tasks)
@@ -162,8 +162,8 @@ async def test_who_reports_what_another_transaction_is_at_waits_likewise() -> No
 
 async def test_who_waits_for_one_of_its_quotas_is_not_overtaken_at_the_other() -> None:
     ledger = Ledger()
-    gathering, both = Gathering(ledger.apply), call(1, wants=["hot", "cold"])
-    tasks = await waiting(gathering, [call(0, wants=["hot"]), both, call(2, wants=["cold"])])
+    batcher, both = ExchangeBatcher(ledger.apply), call(1, wants=["hot", "cold"])
+    tasks = await waiting(batcher, [call(0, wants=["hot"]), both, call(2, wants=["cold"])])
     assert ledger.gathers == [[0]]
     ledger.gate.set()
     await asyncio.gather(*tasks)
@@ -172,8 +172,8 @@ async def test_who_waits_for_one_of_its_quotas_is_not_overtaken_at_the_other() -
 
 async def test_a_gather_is_bounded() -> None:
     ledger = Ledger()
-    gathering = Gathering(ledger.apply, places=1)
-    tasks = await waiting(gathering, [call(0, epoch) for epoch in range(1, MOST_CALLS + 12)])
+    batcher = ExchangeBatcher(ledger.apply, slots=1)
+    tasks = await waiting(batcher, [call(0, epoch) for epoch in range(1, MOST_CALLS + 12)])
     ledger.gate.set()
     await asyncio.gather(*tasks)
     assert [len(each) for each in ledger.gathers] == [1, MOST_CALLS, 10]
@@ -182,8 +182,8 @@ async def test_a_gather_is_bounded() -> None:
 @pytest.mark.parametrize("error", [ValueError, TransactionFailed])
 async def test_one_that_fails_is_refused_and_the_others_of_its_gather_are_booked(error: type[Exception]) -> None:
     ledger = Ledger(fails=error, bad_lane=2)
-    gathering, calls = Gathering(ledger.apply, places=1), [call(lane) for lane in range(4)]
-    tasks = await waiting(gathering, calls)
+    batcher, calls = ExchangeBatcher(ledger.apply, slots=1), [call(lane) for lane in range(4)]
+    tasks = await waiting(batcher, calls)
     ledger.gate.set()
     answers = await asyncio.gather(*tasks)
     assert [outcomes(answer) for answer in answers] == [["applied"], ["applied"], ["refused"], ["applied"]]
@@ -201,7 +201,7 @@ async def test_of_a_call_that_fails_alone_only_the_exchange_that_fails_is_refuse
     exchanges = [call(lane).submissions[0] for lane in range(1, 4)]
     malformed = ExchangeReply(outcome=ExchangeOutcome.REFUSED)
     several = ExchangeCall("us-east", "f", exchanges, [(1, malformed)])
-    answer = await Gathering(ledger.apply).apply(several)
+    answer = await ExchangeBatcher(ledger.apply).apply(several)
     assert [reply.lane for reply in answer.response.replies] == [1, None, 2, 3]
     assert outcomes(answer) == ["applied", "refused", "refused", "applied"]
     assert answer.response.versions == VERSIONS
@@ -210,12 +210,12 @@ async def test_of_a_call_that_fails_alone_only_the_exchange_that_fails_is_refuse
 async def test_who_waits_for_a_lock_holds_up_nobody_who_does_not() -> None:
     """The next gather goes on while those of the one that failed run alone."""
     ledger = Ledger(fails=TransactionFailed, bad_lane=2)
-    gathering = Gathering(ledger.apply, places=1)
-    tasks = await waiting(gathering, [call(lane) for lane in range(4)])
+    batcher = ExchangeBatcher(ledger.apply, slots=1)
+    tasks = await waiting(batcher, [call(lane) for lane in range(4)])
     stuck = ledger.gates[(2,)] = asyncio.Event()
     ledger.gate.set()
     assert outcomes(await tasks[3]) == outcomes(await tasks[1]) == ["applied"]
-    assert outcomes(await gathering.apply(call(5))) == ["applied"]
+    assert outcomes(await batcher.apply(call(5))) == ["applied"]
     assert not tasks[2].done()
     stuck.set()
     assert outcomes(await tasks[2]) == ["refused"]
@@ -223,25 +223,25 @@ async def test_who_waits_for_a_lock_holds_up_nobody_who_does_not() -> None:
 
 async def test_a_lane_that_failed_by_itself_fails_no_gather_for_a_while() -> None:
     ledger = Ledger(fails=ValueError, bad_lane=2)
-    gathering = Gathering(ledger.apply, places=1)
+    batcher = ExchangeBatcher(ledger.apply, slots=1)
     ledger.gate.set()
-    assert outcomes(await gathering.apply(call(2))) == ["refused"]
+    assert outcomes(await batcher.apply(call(2))) == ["refused"]
     ledger.gate.clear()
-    tasks = await waiting(gathering, [call(lane) for lane in (0, 1, 2, 3)])
+    tasks = await waiting(batcher, [call(lane) for lane in (0, 1, 2, 3)])
     del ledger.gathers[:]
     ledger.gate.set()
     await asyncio.gather(*tasks)
     assert [1, 3] in ledger.gathers
     ledger.fails = None
-    assert outcomes(await gathering.apply(call(2))) == ["applied"]
-    assert not gathering._suspects.includes("us-east", [(1, 2)], 0.0), "it is as good as any again"
+    assert outcomes(await batcher.apply(call(2))) == ["applied"]
+    assert not batcher._suspects.includes("us-east", [(1, 2)], 0.0), "it is as good as any again"
 
 
 async def test_an_outage_while_one_runs_alone_is_no_refusal() -> None:
     ledger = Ledger(fails=ValueError, bad_lane=2)
     ledger.fails_alone = DatabaseUnavailable
-    gathering = Gathering(ledger.apply, places=1)
-    tasks = await waiting(gathering, [call(lane) for lane in range(3)])
+    batcher = ExchangeBatcher(ledger.apply, slots=1)
+    tasks = await waiting(batcher, [call(lane) for lane in range(3)])
     ledger.gate.set()
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(answers[2], DatabaseUnavailable)
@@ -249,8 +249,8 @@ async def test_an_outage_while_one_runs_alone_is_no_refusal() -> None:
 
 async def test_an_outage_is_everybodys_and_nothing_is_tried_again() -> None:
     ledger = Ledger(fails=DatabaseUnavailable, bad_lane=2)
-    gathering = Gathering(ledger.apply, places=1)
-    tasks = await waiting(gathering, [call(lane) for lane in range(4)])
+    batcher = ExchangeBatcher(ledger.apply, slots=1)
+    tasks = await waiting(batcher, [call(lane) for lane in range(4)])
     ledger.gate.set()
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     assert [isinstance(each, DatabaseUnavailable) for each in answers] == [False, True, True, True]
@@ -259,8 +259,8 @@ async def test_an_outage_is_everybodys_and_nothing_is_tried_again() -> None:
 
 async def test_who_gave_up_before_its_turn_is_left_out() -> None:
     ledger = Ledger()
-    gathering = Gathering(ledger.apply, places=1)
-    tasks = await waiting(gathering, [call(0), call(1), call(2)])
+    batcher = ExchangeBatcher(ledger.apply, slots=1)
+    tasks = await waiting(batcher, [call(0), call(1), call(2)])
     tasks[1].cancel()
     ledger.gate.set()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -21,7 +21,7 @@ NOW = datetime(2026, 11, 18, 9, 30, tzinfo=UTC)
     ],
 )
 def test_a_lease_is_given_ahead_for_as_long_as_one_lasts(kind: PeriodKind, lease_ms: int, lead: timedelta) -> None:
-    terms, period = LeaseTerms(lease_ms, 5_000), period_at(Calendar(kind), NOW)
+    terms, period = LeaseTerms(lease_ms), period_at(Calendar(kind), NOW)
     assert terms.is_near_its_end(period, period.ends_at - lead)
     assert not terms.is_near_its_end(period, period.ends_at - lead - timedelta(microseconds=1))
 
