@@ -1,1 +1,1 @@
-"""What the web of both services share: problem documents, bodies, limits, request ids, logs, settings, serving."""
+"""HTTP code that both services share: problems, bodies, OpenAPI, limits, request ids, logs, metrics and serving."""

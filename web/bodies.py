@@ -1,8 +1,8 @@
-"""JSON bodies: decoded strictly on the way in, encoded once on the way out.
+"""Decode JSON bodies strictly, and encode responses.
 
-msgspec decodes and validates in one pass. What it would let through is refused here as well: a name that occurs twice
+msgspec decodes and validates in one pass. Two things that it accepts are refused here as well: a name that occurs twice
 in an object, of which two programs could read different values, and U+0000, which Postgres cannot store. Its messages
-become a field, a rule and a reason, so that nobody has to parse prose.
+are split into a field, a rule and a reason, for programs.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 async def read_body(request: Request, type_: type[T]) -> T:
-    """The body of a request as `type_`, or a Problem."""
+    """Return the body of a request as `type_`, or raise a Problem."""
     return decode(await read_json(request), type_)
 
 
@@ -36,23 +36,23 @@ async def read_json(request: Request) -> bytes:
 
 
 async def read_parts(request: Request, type_: type[T]) -> T:
-    """Read a body as `decode_parts` does."""
+    """Return the body of a request as `decode_parts` does."""
     return decode_parts(await read_json(request), type_)
 
 
 def decode_parts(raw: bytes, type_: type[T], within: str = "") -> T:
-    """JSON text as `type_`, whose fields of msgspec.Raw the caller decodes one by one, or a Problem.
+    """Return JSON as `type_`, whose fields of type msgspec.Raw the caller decodes one by one, or raise a Problem.
 
-    The JSON of the whole is well-formed then. All else that `decode` refuses within a part is left to the caller.
+    The whole is well-formed JSON then. Everything else that `decode` refuses within a part is left to the caller.
     """
     return _decoded(raw, type_, within, _refuse_repeated_in_outermost)
 
 
 def decode(raw: bytes, type_: type[T], within: str = "") -> T:
-    """JSON text as `type_`, or a Problem whose fields begin with `within` (for JSON that travels in JSON)."""
+    """Return JSON as `type_`, or raise a Problem. For JSON within JSON, `within` is the field that contains it."""
     value = _decoded(raw, type_, within, _refuse_repeated)
     if b"\\u0000" in raw and _NUL.search(str(raw, "utf-8")):
-        _refuse(within or "body", "characters", "the character U+0000 cannot be stored")
+        _refuse(within or "body", "characters", "The character U+0000 cannot be stored.")
     return value
 
 
@@ -70,12 +70,12 @@ def _decoded(raw: bytes, type_: type[T], within: str, refuse_repeated: Callable[
     except RecursionError:
         _not_json("The body is nested too deeply.", within)
     except _Repeated as repeated:
-        _refuse(_joined(within, repeated.name), "duplicate", "the name occurs more than once in one object")
+        _refuse(_joined(within, repeated.name), "duplicate", "The name occurs more than once in one object.")
     return value
 
 
 def invalid(error: msgspec.ValidationError, within: str = "") -> Problem:
-    """msgspec's message as field, rule and reason."""
+    """Return msgspec's message as a Problem with field, rule and reason."""
     message, _, path = str(error).partition(" - at `")
     named = re.search(r"(?:missing required|contains unknown) field `(.*)`$", message, re.DOTALL)
     field = _joined(within, _joined(_field(path), named[1] if named else "")) or "body"
@@ -99,10 +99,10 @@ _decoder: Callable[[Any], msgspec.json.Decoder[Any]] = functools.cache(msgspec.j
 
 
 def _refuse_repeated(value: object, raw: bytes, text: str) -> None:
-    """What is written as its own value would be names nothing twice. Only of the rest is each object looked at."""
+    """Refuse a repeated name. A body that equals the encoding of its value has none, and is not searched."""
     if msgspec.json.encode(value) == raw:
         return
-    with contextlib.suppress(msgspec.DecodeError):  # of numbers that only a type makes sense of
+    with contextlib.suppress(msgspec.DecodeError):  # numbers that can only be decoded with a type
         if msgspec.json.encode(msgspec.json.decode(raw)) == raw:
             return
     _UNIQUE.decode(text)
@@ -127,7 +127,7 @@ def _repeated_name(pairs: list[tuple[str, object]]) -> str | None:
 
 
 def _refuse_repeated_in_outermost(value: object, raw: bytes, text: str) -> None:
-    """Only names of the outermost object: it is the last one whose end the decoder comes to."""
+    """Refuse a repeated name in the outermost object, which is the last one that the decoder completes."""
     if msgspec.json.encode(value) == raw:
         return
     repeated: list[str | None] = [None]
@@ -140,7 +140,7 @@ def _refuse_repeated_in_outermost(value: object, raw: bytes, text: str) -> None:
         raise _Repeated(repeated[0])
 
 
-# Builds nothing: it only looks at names. Numbers are read as float, which has no limit of digits that could raise.
+# Checks names, and builds nothing. Numbers are read as float, which takes any number of digits.
 _UNIQUE = json.JSONDecoder(object_pairs_hook=_unique, parse_int=float)
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # not where the backslash itself is escaped
 
@@ -157,7 +157,7 @@ def _refuse(field: str, rule: str, reason: str) -> NoReturn:
     raise Problem("invalid-request", f"{field}: {reason}", invalid_parameters=[parameter]) from None
 
 
-# The words of JSON Schema, found by how msgspec begins its sentences. The first that fits.
+# Rules in the words of JSON Schema, by how msgspec's messages begin. The first match counts.
 _RULES = (
     (re.compile(r"Object missing required field"), "required"),
     (re.compile(r"Object contains unknown field"), "unknown"),
@@ -178,7 +178,7 @@ def _rule(message: str) -> str:
 
 
 def _field(path: str) -> str:
-    """`$.subject.tenant` + "`" as `subject.tenant`; "key` in `$.dimensions" + "`" as `dimensions`."""
+    """Return the field of msgspec's path: `subject.tenant` for "$.subject.tenant`", without what precedes the `$`."""
     return path.rstrip("`").rpartition("$")[2].removeprefix(".")
 
 

@@ -1,6 +1,6 @@
-"""How many connections a server keeps, and how long it waits for a request to arrive.
+"""Limit the number of a server's connections, and how long a request may take to arrive.
 
-Without these limits a client that opens connections and says nothing, or sends a request a byte at a time, holds file
+Without these limits a client that opens connections and sends nothing, or sends a request a byte at a time, holds file
 descriptors until the server has none left and cannot even answer its health check.
 """
 
@@ -20,7 +20,7 @@ REQUEST_TIMEOUT_S = 10.0
 MIN_BODY_BYTES_PER_S = 1_000
 MAX_CONNECTIONS = 10_000
 SPARE_DESCRIPTORS = 200  # for the database, the store, files, and connections that are being closed
-CANDIDATES = 64  # how many connections are looked at for one to close in favour of a new one
+CANDIDATES = 64  # connections that are considered for closing in favour of a new one
 LOG_EVERY_S = 10.0
 TOO_MANY, REPLACED, SILENT, SLOW = "too_many", "replaced", "silent", "slow_request"
 REASONS = (TOO_MANY, REPLACED, SILENT, SLOW)
@@ -29,7 +29,7 @@ _log = structlog.get_logger("web.connections")
 
 
 class Connection(Protocol):
-    """A connection, as the limit on their number sees it."""
+    """A connection that a limit may close."""
 
     @property
     def is_idle(self) -> bool: ...
@@ -58,11 +58,11 @@ class ConnectionLimits(Collector):
             registry.register(self)
 
     def opened(self, connection: Connection) -> None:
-        """Count a new connection. If there are too many, an idle one is closed for it, or else itself."""
+        """Count a new connection. If there are too many, close an idle one, or else the new one."""
         self._open.add(connection)
         if len(self._open) <= self.max_connections:
             return
-        # Only a few are looked at: a server that is full has better things to do than to search for the best.
+        # Only a few are considered: a full server should not spend its time on searching.
         others = (each for each in islice(self._open, CANDIDATES) if each is not connection)
         idle = next((each for each in others if each.is_idle), None)
         if idle is None:
@@ -74,7 +74,7 @@ class ConnectionLimits(Collector):
         self._open.discard(connection)
 
     def closed(self, reason: str) -> None:
-        """Count a connection that a limit closes, and say so in the log now and then."""
+        """Count a connection that a limit closes, and log the totals at most every LOG_EVERY_S."""
         self._closed[reason] += 1
         now_s = monotonic()
         if now_s >= self._logged_at_s + LOG_EVERY_S:

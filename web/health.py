@@ -1,4 +1,4 @@
-"""What `/readyz` answers, at both services."""
+"""The response of `/readyz` in both services."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -21,7 +21,7 @@ class HealthReason(Struct, frozen=True, kw_only=True):
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """Ready: all is well. Degraded: it does its work, and something weakens it. Not ready: send requests elsewhere."""
+    """Ready, degraded (it serves requests, and a reason says what is wrong), or not ready (send requests elsewhere)."""
 
     status: HealthStatus
     reasons: list[HealthReason]

@@ -1,15 +1,14 @@
-"""The HTTP parser's edge: request line and headers are bounded, and what cannot be parsed is answered as a problem.
+"""Bound request heads, and answer requests that cannot be parsed with a problem document.
+uvicorn does neither. Parsed bytes are counted exactly, and those of a head that does not end are counted as they
+arrive. After a refusal our half of the connection is closed, and input is discarded for a moment: closing at once would
+reset the connection, and the client might never read the refusal.
 
-uvicorn bounds neither. Here what is parsed is counted exactly, and a head that never ends is counted as it streams in.
-A refusal is written, our half of the connection is closed, and what still comes is thrown away for a moment: closing at
-once would reset the connection, and the client might never see why.
+A body that is refused before it is complete (413) is given the same moment: if it ends within it, the connection can
+be used again. Otherwise it is closed.
 
-The same moment is given to a body that was refused before it had come whole (413): if it ends within that moment, the
-connection can be used again; if not, it is closed.
-
-A request has to arrive: one that stays unfinished is answered 408 and its connection closed, and so is, without an
-answer, a connection on which nothing was ever asked. One timer for each connection sees to it, and only while something
-is awaited. `web.connections` has the limits.
+A request has to arrive in time. One that stays incomplete is answered 408, and its connection is closed. A connection
+that sends nothing is closed without an answer. Each connection has one timer, which runs only while input is awaited.
+`web.connections` has the limits.
 """
 
 import asyncio
@@ -27,11 +26,11 @@ LINGER_S = 5.0
 
 
 class _HeadTooLarge(Exception):
-    """Ends the parser's run, from inside one of its callbacks."""
+    """Stops the parser from inside one of its callbacks."""
 
 
 class _TwoHosts(Exception):
-    """Ends the parser's run: two Host headers name two servers, and RFC 9112 wants the request refused."""
+    """Stops the parser: RFC 9112 demands that a request with two Host headers is refused."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -61,12 +60,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being served, so that closing the connection costs no answer."""
+        """Return whether no request is being served, so that the connection can be closed."""
         return self._is_silent or (self._between_messages and (self.cycle is None or self.cycle.response_complete))
 
     @property
     def _is_silent(self) -> bool:
-        """Whether nothing whole was ever asked here."""
+        """Return whether no complete request has arrived on this connection."""
         return self.cycle is None
 
     def drop(self, reason: str) -> None:
@@ -81,11 +80,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._arrival = self.loop.call_later(self.limits.request_timeout_s, self._check_arrival)
 
     def _progress(self) -> tuple[int, int]:
-        """Return which request is awaited, and how many bytes have come of all."""
+        """Return the number of the awaited request, and of the bytes received on the connection."""
         return self._heads_begun, self._received_bytes
 
     def _is_awaited(self) -> bool:
-        """Whether a request has begun and is not whole yet, for want of bytes from the client."""
+        """Return whether a request has begun, and is incomplete because the client has not sent the rest."""
         return not self._between_messages and not self.flow.read_paused
 
     def _check_arrival(self) -> None:
@@ -168,7 +167,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # --- refusing ----------------------------------------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn comes here with everything that its parser refuses, also from inside our callbacks."""
+        """Answer what the parser refuses, which uvicorn calls this for, also from inside our callbacks."""
         if self._parsed_bytes > self.max_header_bytes:
             self._refuse(self._head_too_large())
         else:
@@ -231,5 +230,5 @@ class BoundedProtocol(HttpToolsProtocol):
 def bounded_protocol(
     max_header_bytes: int, limits: ConnectionLimits, protocol: type[BoundedProtocol] = BoundedProtocol
 ) -> type[BoundedProtocol]:
-    """A class of its own for each server: uvicorn makes the instances."""
+    """Return a protocol class for one server, because uvicorn makes the instances."""
     return type(protocol.__name__, (protocol,), {"max_header_bytes": max_header_bytes, "limits": limits})

@@ -1,7 +1,6 @@
-"""Logs: one JSON object a line on stdout, whoever speaks, and no secrets in any of them.
-
-What other libraries say through `logging` takes the same way. Secrets are blanked last, by the name of the key and by
-their look, also inside tracebacks: an error message may quote a connection URL.
+"""Write logs as one JSON object a line on stdout, without secrets.
+What libraries log through `logging` is written the same way. Secrets are blanked last, by the names of keys and by
+their form, also inside tracebacks: an error message may quote a connection URL.
 """
 
 import functools
@@ -29,16 +28,16 @@ _SECRET_LOOKS = (
         rf"\1{_BLANK}",
     ),
 )
-# One look before all others: most text is innocent, and every request leaves a line.
+# Checked before all other patterns: most text has no secret, and every request writes a line.
 _SUSPECT = re.compile(r"://|lh_|whsec_|failing row|bearer|basic|token|passw|secret|api[_-]?key", re.I)
-# Declared in the code, or checked at the door. They are in every access line, so looking at them would cost most.
+# Declared in the code, or validated before. They are in every access line, where searching them would cost most.
 _HARMLESS = frozenset(("request_id", "method", "route", "status", "duration_ms"))
-# Their INFO is our DEBUG: uvicorn tells of itself, httpx tells every URL.
+# Libraries whose INFO is too much: uvicorn logs its own life cycle, httpx logs every URL.
 _QUIET_LIBRARIES = ("uvicorn", "uvicorn.error", "httpx", "httpcore", "asyncio")
 
 
 def configure_logging(service: str, level: str) -> None:
-    """Once, at the start of a process."""
+    """Configure the logs of a process. Call it once, at the start."""
     number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=_processors(service),
@@ -59,7 +58,7 @@ def _processors(service: str) -> list[Processor]:
     return [
         structlog.contextvars.merge_contextvars,
         structlog.processors.format_exc_info,
-        blank_secrets,  # behind all that others said; what follows is ours
+        blank_secrets,  # after all processors that add text of others
         named,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -68,7 +67,7 @@ def _processors(service: str) -> list[Processor]:
 
 
 def blank_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """A processor: the same event without secrets."""
+    """A structlog processor that removes secrets from an event."""
     return {name: value if name in _HARMLESS else _blanked(name, value) for name, value in event.items()}
 
 
@@ -90,7 +89,7 @@ def _is_secret_name(name: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """Text without what looks like a secret."""
+    """Return a text without anything that looks like a secret."""
     if not _SUSPECT.search(text):
         return text
     for look, blank in _SECRET_LOOKS:
@@ -106,7 +105,7 @@ def _as_line(_logger: WrappedLogger, _method: str, event: EventDict) -> bytes:
 
 
 class _Lines:
-    """A log that nobody reads any more must not take the service down with it."""
+    """Writes lines to a file. A log whose reader is gone must not fail the service."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -126,5 +125,5 @@ class _ThroughStructlog(logging.Handler):
         try:
             message: Any = record.getMessage().strip()
             structlog.get_logger().log(record.levelno, message, logger=record.name, exc_info=record.exc_info)
-        except Exception:  # as logging itself does: a bad format string of a library is not our end
+        except Exception:  # as logging does itself: a bad format string of a library must not raise
             self.handleError(record)

@@ -1,9 +1,9 @@
-"""Prometheus: what /metrics shows, and what every request adds to it.
+"""Prometheus metrics of HTTP requests, and their exposition at /metrics.
 
-What is counted for each request is counted in plain integers and turned into samples only when somebody looks: a
-labelled counter of the client library costs as much as a tenth of a whole check.
+Requests are counted in plain integers, which become samples when metrics are scraped: a labelled counter of the client
+library costs a tenth of a check.
 
-Labels are routes as they were declared, never paths as they were sent: a stranger could otherwise fill the memory.
+Labels are routes as declared, not paths as sent, so that no client can fill the memory with new labels.
 """
 
 from bisect import bisect_left
@@ -24,7 +24,7 @@ _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
 
 
 class Durations:
-    """A histogram: one bisection and two additions for each observation."""
+    """A histogram that takes one bisection and two additions for each observation."""
 
     def __init__(self, bounds_s: Sequence[float]) -> None:
         self._bounds_s = bounds_s
@@ -79,7 +79,7 @@ def shown(text: bytes) -> Response:
 
 
 def merged(texts: Mapping[str, str], label: str, more: Collector) -> bytes:
-    """One exposition of several, each of whose samples says in a label more which one it is from."""
+    """Merge several expositions into one. A further label says which of them a sample is from."""
     registry = CollectorRegistry()
     registry.register(_Merged(texts, label))
     registry.register(more)

@@ -1,4 +1,4 @@
-"""Every refusal is a problem document (RFC 9457), and every kind of refusal is in one table.
+"""Answer every refusal with a problem document (RFC 9457), whose kinds are in one table.
 
 Programs branch on `type`, people read `title` and `detail`, and whoever answers a call for help searches the logs for
 `request_id`. The `type` is a path of this very server, where the kind is explained. What nobody foresaw becomes
@@ -131,16 +131,16 @@ def _response(document: dict[str, object], status: int, headers: Mapping[str, st
 
 
 def answer_to(error: Exception, request: Request) -> Response:
-    """The reply to anything that was raised while a request was served."""
+    """Return the response to any exception that was raised while a request was served."""
     if isinstance(error, HTTPException) and isinstance(error.__cause__, Problem):
-        error = error.__cause__  # FastAPI wraps what is raised while it reads a body
+        error = error.__cause__  # FastAPI wraps exceptions that reading a body raises
     if isinstance(error, Problem):
         return problem_response(error, request)
     if isinstance(error, RequestValidationError):
         return problem_response(_of_validation(error), request)
     if isinstance(error, HTTPException):
         return _of_http(error, request)
-    return _of_unforeseen(error, request)
+    return _of_unexpected(error, request)
 
 
 def _of_validation(error: RequestValidationError) -> Problem:
@@ -173,20 +173,20 @@ def _of_http(error: HTTPException, request: Request) -> Response:
 
 
 def _detail(error: HTTPException, kind: str) -> str:
-    """What the raiser had to say, unless it is only the status in words, or comes from the inside."""
+    """Return the detail of an exception, unless it only repeats the status, or may show internals."""
     said = isinstance(error.detail, str) and error.detail != HTTPStatus(error.status_code).phrase
     return error.detail if said and error.status_code < 500 else PROBLEMS[kind].explanation
 
 
 def _of_unlisted_status(error: HTTPException, request: Request, headers: Mapping[str, str]) -> Response:
-    """RFC 9457 has a type for what means no more than its status."""
+    """Answer with `about:blank`, the type of RFC 9457 for a problem that means no more than its status."""
     members = _members("about:blank", HTTPStatus(error.status_code).phrase, error.status_code)
     document = {**members, "instance": request.url.path, "request_id": request_id_of(request.scope)}
     return _response(document, error.status_code, headers)
 
 
 def _methods_of_path(request: Request) -> str:
-    """Starlette names the methods of the first route only, though several may share the path."""
+    """Return the methods of all routes of a path. Starlette's own header has only those of the first one."""
     path = request.scope["path"]
     allowed: set[str] = set()
     for route in iter_route_contexts(request.app.routes):
@@ -198,7 +198,7 @@ def _methods_of_path(request: Request) -> str:
     return ", ".join(sorted(allowed))
 
 
-def _of_unforeseen(error: Exception, request: Request) -> Response:
+def _of_unexpected(error: Exception, request: Request) -> Response:
     _log.error(
         "unexpected error",
         request_id=request_id_of(request.scope),
@@ -213,11 +213,11 @@ def _of_unforeseen(error: Exception, request: Request) -> Response:
 
 
 def install_problems(app: FastAPI) -> None:
-    """From here on, everything that is raised is answered with a problem document."""
+    """Have an app answer every exception with a problem document."""
     for error in (Problem, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(error, _answer)
     app.add_api_route("/problems/{slug}", _explain, methods=["GET"], include_in_schema=False)
-    # An unknown path is unknown; a redirect would send people where a Host header says.
+    # An unknown path is not found. A redirect would lead to any host that the Host header names.
     app.router.redirect_slashes = False
 
 

@@ -1,7 +1,7 @@
-"""One id per request, from the first byte to the last log line.
+"""One id for each request, from its first byte to its last log line.
 
-A caller may bring its own, so that a trace goes through several programs. It is taken only if it is harmless: it will
-be written into headers, logs and problem documents.
+A caller may send its own id, so that a request can be followed through several programs. It is accepted only if it is
+harmless in headers, logs and problem documents.
 """
 
 import re
@@ -17,19 +17,19 @@ def new_request_id() -> str:
     return next(_new)
 
 
-def _drawn() -> Iterator[str]:
-    """128 random bits each; drawn by the page, for asking the system costs more than all the rest of an id."""
+def _random_ids() -> Iterator[str]:
+    """Yield ids of 128 random bits. They are made in batches, for a system call costs more than the rest of an id."""
     while True:
         page = secrets.token_hex(4096)
         for start in range(0, len(page), 32):
             yield page[start : start + 32]
 
 
-_new = _drawn()
+_new = _random_ids()
 
 
 def request_id_of(scope: Any) -> str:
-    """The id of an ASGI request: the one it has, the one it brought, or a new one, which it then keeps."""
+    """Return the id of an ASGI request: its own, the caller's or a new one, which is kept in its state."""
     state: dict[str, Any] = scope.setdefault("state", {})
     known: str | None = state.get("request_id")
     if known is None:
@@ -39,5 +39,5 @@ def request_id_of(scope: Any) -> str:
 
 
 def harmless(brought: bytes) -> str | None:
-    """An id that a caller brought, if it may be written anywhere."""
+    """Return the id that a caller sent, or None if it is not harmless."""
     return brought.decode("ascii") if _HARMLESS.fullmatch(brought) else None

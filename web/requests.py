@@ -1,7 +1,7 @@
-"""What happens to every request before and after it is served: an id, a bound, a line in the log.
+"""Middleware of every request: a request id, a bound on the body, and a line in the access log.
 
-Both middlewares are plain ASGI. RequestContext is the outer one: whatever happens inside, also in other middleware,
-it has an id, leaves one line in the log and is answered. install_requests puts the two in that order.
+Both middlewares are plain ASGI. RequestContext is the outer one, so that a request has an id, one log line
+and an answer whatever happens inside, other middleware included. install_requests keeps that order.
 """
 
 import time
@@ -16,10 +16,10 @@ from web.metrics import HttpMetrics, method_label
 from web.problems import Problem, answer_to, problem_response
 from web.request_ids import request_id_of
 
-_ASKED_BY_MACHINES = ("/healthz", "/readyz", "/metrics")  # every few seconds
-_FAULT = 500  # is always worth a line
-MOST_LENGTH_DIGITS = 19  # of a number that a body's length can be
-_CLIENT_GONE = 499  # nginx's word for it: there is no status for an answer that nobody heard
+_PROBES = ("/healthz", "/readyz", "/metrics")  # requested every few seconds
+_FAULT = 500  # from this status on, every request is logged
+MAX_LENGTH_DIGITS = 19  # of a Content-Length
+_CLIENT_GONE = 499  # nginx's status of a request whose client disconnected before the response
 
 _log = structlog.get_logger("web.requests")
 
@@ -27,19 +27,19 @@ _log = structlog.get_logger("web.requests")
 def install_requests(
     app: FastAPI, *, max_body_bytes: int, metrics: HttpMetrics | None = None, quiet: Collection[str] = ()
 ) -> None:
-    """`quiet` are paths whose requests are counted and not logged, as long as they do not fail."""
-    # What was added last is outermost.
+    """Add the middleware to an app. Requests of `quiet` paths are counted, and logged only if they fail."""
+    # The middleware that is added last is the outermost.
     app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes)
     app.add_middleware(RequestContext, metrics=metrics, quiet=quiet)
 
 
 class RequestContext:
-    """X-Request-Id, the request's id in every log line, one access line, and an answer to whatever was raised."""
+    """Adds X-Request-Id, binds the id to all log lines, writes the access log, and answers every exception."""
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics | None = None, quiet: Collection[str] = ()) -> None:
         self._app = app
         self._metrics = metrics
-        self._quiet = frozenset((*_ASKED_BY_MACHINES, *quiet))
+        self._quiet = frozenset((*_PROBES, *quiet))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,7 +63,7 @@ class RequestContext:
             return
         except Exception as error:
             if reply.status != _CLIENT_GONE:
-                raise  # half an answer cannot be taken back: the server cuts the connection
+                raise  # the response has begun: the server closes the connection
             await answer_to(error, Request(scope))(scope, receive, reply)
 
     def _note(self, method: str, scope: Scope, status: int, duration_ns: int) -> None:
@@ -75,7 +75,7 @@ class RequestContext:
 
 
 class _Reply:
-    """The way out: remembers the status and adds the id."""
+    """Sends a response, remembers its status, and adds the request id."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
@@ -90,11 +90,11 @@ class _Reply:
 
 
 class _NoBodyWanted(Exception):
-    """Ends a stream that would go on for ever."""
+    """Ends the response to a HEAD request, whose GET may stream for ever."""
 
 
 class _HeadReply(_Reply):
-    """The headers, at once, and no body: the GET behind a HEAD may be a stream."""
+    """Sends the headers of a response at once, and no body."""
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -105,12 +105,12 @@ class _HeadReply(_Reply):
 
 
 def _as_get(scope: Scope) -> Scope:
-    """HEAD is GET without the body (RFC 9110); the routes need not know."""
+    """Turn HEAD into GET, of which it is the response without a body (RFC 9110), so that routes need not know it."""
     return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
 
 
 class BodyLimit:
-    """Bodies up to `max_body_bytes`: by their declared length at once, and by counting what really comes."""
+    """Refuses bodies over `max_body_bytes`: by their Content-Length at once, and otherwise by counting bytes."""
 
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
         self._app = app
@@ -128,8 +128,8 @@ class BodyLimit:
         declared = _header(scope, b"content-length")
         if declared is None or not declared.isdigit():
             return False
-        digits = declared.lstrip(b"0")  # of which there may be thousands, which int() refuses to read
-        return len(digits) > MOST_LENGTH_DIGITS or int(digits or b"0") > self._max_body_bytes
+        digits = declared.lstrip(b"0")  # int() refuses thousands of digits
+        return len(digits) > MAX_LENGTH_DIGITS or int(digits or b"0") > self._max_body_bytes
 
     def _counted(self, scope: Scope, receive: Receive) -> Receive:
         received_bytes = 0
@@ -145,9 +145,9 @@ class BodyLimit:
         return counted
 
     def _too_large(self, scope: Scope) -> Problem:
-        # Who waits for 100-continue will perhaps never send the body; the connection could not be used again.
+        # A client that waits for 100-continue may never send the body, and then the connection cannot be reused.
         headers = {"Connection": "close"} if _header(scope, b"expect") is not None else {}
-        detail = f"A body may have {self._max_body_bytes} bytes at most."
+        detail = f"The body is too large. Send at most {self._max_body_bytes} bytes."
         return Problem("body-too-large", detail, headers=headers, extra={"max_body_bytes": self._max_body_bytes})
 
 

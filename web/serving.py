@@ -1,10 +1,10 @@
-"""One server, one process: bound first, ended in order.
+"""Serve an app in one process: bind the socket first, and shut down in order.
 
 The socket is bound before the app starts, so that a port in use is one sentence and not a half-started service. On
-SIGTERM a server with a lame duck period first says that it is not ready and goes on serving for that time, so that load
-balancers look elsewhere; SIGINT, or a second signal, ends it at once. Then: no new connections, then `before_shutdown`
-(which ends what would never end by itself: event streams and long polls), then the requests that are under way, and
-last the app's own lifespan. A cancelled `serve` ends in the same order.
+SIGTERM a server with a lame duck period first reports that it is not ready, and serves for that time, so that load
+balancers send requests elsewhere. SIGINT or a second signal skips that. Then the server refuses new connections, calls
+`before_shutdown` (which ends event streams and long polls), completes the open requests, and ends the app's lifespan. A
+cancelled `serve` shuts down in the same order.
 
 Run it on uvloop: `uvloop.run(serve(app, ...))`.
 """
@@ -29,23 +29,23 @@ from web.connections import ConnectionLimits, within_descriptors
 from web.http_protocol import BoundedProtocol, bounded_protocol
 
 GRACE_S = 5
-KEEP_ALIVE_S = 75  # longer than clients keep idle connections, or they would meet a closed one now and then
+KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they do not send into a closed one
 
-GARBAGE_AFTER = 50_000  # objects more than before; Python's own is 700
+GARBAGE_AFTER = 50_000  # new objects between collections; Python's default is 700
 
 _log = structlog.get_logger("web.serving")
 
 
 class CannotListen(Exception):
-    """One clear sentence."""
+    """The socket cannot be opened. The message is a sentence for people."""
 
 
 class PortInUse(CannotListen):
-    """One clear sentence."""
+    """The socket cannot be opened. The message is a sentence for people."""
 
 
 class LameDuck(NamedTuple):
-    """How long to go on serving after SIGTERM, and what to call as that time begins."""
+    """How long to serve after SIGTERM, and what to call when that time begins."""
 
     seconds: float
     on_begin: Callable[[], None]
@@ -58,7 +58,7 @@ class Listener(NamedTuple):
 
 @contextlib.contextmanager
 def listening(host: str, port: int, uds: str | None = None) -> Iterator[Listener]:
-    """With `uds`, on that unix socket instead of host and port."""
+    """Bind a host and port, or the unix socket `uds`."""
     listener = _listen_on_unix(uds) if uds else _listen_on_port(host, port)
     try:
         yield Listener(listener, f"unix:{uds}" if uds else _url_of(listener))
@@ -80,7 +80,7 @@ async def serve(
     before_shutdown: Callable[[], Awaitable[None]] | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until a signal comes."""
+    """Serve an app until a signal arrives."""
     with listening(host, port, uds) as listener:
         await serve_on(
             listener,
@@ -104,7 +104,7 @@ async def serve_on(
     on_listening: Callable[[str], None] | None = None,
     lame_duck: LameDuck | None = None,
 ) -> None:
-    """The same at a place that is open already, which other processes may share.
+    """Serve an app on a socket that is open already, and that other processes may share.
 
     `on_listening` is told the address once the app has started: with port 0 it is the only way to know.
     """
@@ -117,7 +117,7 @@ async def serve_on(
 
 
 def collect_garbage_rarely() -> None:
-    """What is there by now stays for ever, and what a request makes is gone with it: few cycles are to be looked for.
+    """Collect garbage rarely: objects of the start stay for ever, and those of a request have few cycles.
 
     As it comes, Python looks through everything so often that it takes a fifth of the time of a large request.
     """
@@ -173,11 +173,11 @@ class _Server(Server):
             return
         try:
             await asyncio.wait_for(self._before_shutdown(), GRACE_S)
-        except Exception:  # whatever it was: the server must still end, and in order
+        except Exception:  # the server must shut down in order whatever happens here
             _log.exception("before_shutdown failed")
 
     def _on_signal(self, number: signal.Signals) -> None:
-        """SIGTERM begins the lame duck period; SIGINT, and any second signal, ends the server without one."""
+        """Begin the lame duck period on SIGTERM. SIGINT and any second signal shut down at once."""
         lame_duck = self._lame_duck
         if lame_duck is None or self._is_lame_duck or number != signal.SIGTERM or not self.started:
             self.handle_exit(number, None)
@@ -185,12 +185,12 @@ class _Server(Server):
         self._is_lame_duck = True
         lame_duck.on_begin()
         if lame_duck.seconds:
-            _log.info("shutting down: not ready from now on", closes_in_ms=int(lame_duck.seconds * 1000))
+            _log.info("shutting down, reporting not ready", closes_in_ms=int(lame_duck.seconds * 1000))
         asyncio.get_running_loop().call_later(lame_duck.seconds, self.handle_exit, number, None)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn raises the signal again once it is done, which would kill the caller before it has tidied up."""
+        """Handle signals ourselves: uvicorn raises a signal again when it is done, which would kill the caller."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -237,7 +237,7 @@ def _listen_on_port(host: str, port: int) -> socket.socket:
 def _listen_on_unix(path: str) -> socket.socket:
     try:
         _remove_if_stale(path)
-        earlier = os.umask(0o117)  # so that the socket is never open to others, not even between bind and chmod
+        earlier = os.umask(0o117)  # so that other users can never connect, not even between bind and chmod
         try:
             return _listen(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path)
         finally:
@@ -249,7 +249,7 @@ def _listen_on_unix(path: str) -> socket.socket:
 
 
 def _listen(listener: socket.socket, address: object) -> socket.socket:
-    """Two programs may bind one port with REUSEADDR; only one of them may listen."""
+    """Bind and listen. With REUSEADDR two programs may bind one port, but only one of them may listen."""
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)  # type: ignore[arg-type]
@@ -262,7 +262,7 @@ def _listen(listener: socket.socket, address: object) -> socket.socket:
 
 
 def _remove_if_stale(path: str) -> None:
-    """The socket of a process that was killed is still there; nobody answers at it."""
+    """Remove the socket of a process that was killed: the file exists, and connections are refused."""
     if not os.path.exists(path) or not stat.S_ISSOCK(os.stat(path).st_mode):
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -1,7 +1,7 @@
-"""Settings come from the environment, once, at the start; a bad one is explained in words.
+"""Read settings from the environment once, at the start, and explain each bad one.
 
-A class of settings reads nothing by itself: `load_settings` hands it the environment, and tests hand it values. So
-nothing is configured by accident, and there is one place that reads.
+A class of settings reads nothing by itself: `load_settings` passes it the environment, and tests pass it values. So
+no variable takes effect by accident.
 """
 
 import os
@@ -16,11 +16,11 @@ S = TypeVar("S", bound="Settings")
 
 
 class SettingsError(Exception):
-    """For each bad variable: its name, what is wrong, an example."""
+    """Says for each bad variable its name, what is wrong, and an example."""
 
 
 class Settings(BaseSettings):
-    """Subclasses set `model_config = SettingsConfigDict(env_prefix="LEASEHOLD_…_")`, and examples on their fields."""
+    """The base of settings. A subclass sets `env_prefix` in `model_config`, and examples on its fields."""
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore")
 
@@ -37,7 +37,7 @@ class Settings(BaseSettings):
 
 
 def load_settings(cls: type[S], environ: Mapping[str, str] | None = None) -> S:
-    """The settings that the environment says. A variable that is empty counts as not set."""
+    """Return the settings of the environment. An empty variable counts as not set."""
     environ = os.environ if environ is None else environ
     given = {name: environ[variable_of(cls, name)] for name in cls.model_fields if environ.get(variable_of(cls, name))}
     try:

@@ -1,13 +1,12 @@
-"""Several workers and their parent: one that dies or hangs is begun again, and a signal reaches all of them.
+"""Supervise worker processes: restart those that die or hang, and pass signals on to all of them.
+The parent opens shared sockets before it starts workers, and serves no requests. It waits for signals only: to end, of
+a worker that ended, or of its own timer. A worker is a fork of it, which is safe while there is neither a thread nor an
+event loop. It has a process group of its own, so that Ctrl-C in a terminal reaches only the parent, which passes it on.
+If the parent is killed, its workers end as if by Ctrl-C.
 
-The parent opens what they share before there are any, and answers nobody: there is nothing in it that could fail. It
-waits for one thing at a time, a signal: to end, of a worker that ended, or of its own alarm clock. A worker is a copy
-of it (a fork, for there is neither a thread nor a loop yet) in a process group of its own, so that Ctrl-C in a terminal
-reaches the parent only, which passes it on. Should the parent be killed, its workers end as if by Ctrl-C.
-
-A worker that hangs does not end by itself. So each counts on, in memory that they share, for as long as it gets on with
-its work, and the parent looks once a second: who has not counted in ten looks is killed. Looks are counted and not
-seconds, so that a machine that stands still for a while accuses nobody.
+A worker that hangs does not end by itself. So each worker increments a heartbeat in shared memory, which the parent
+checks once a second: a worker without a heartbeat in ten checks is killed. Checks are counted and not seconds, so that
+a paused machine kills no worker.
 """
 
 import mmap
@@ -26,13 +25,13 @@ from protocol.backoff import Backoff
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
-STEADY_S = 10.0  # who lived so long is begun again as if it had never failed
+STEADY_S = 10.0  # a worker that ran so long is restarted without a growing pause
 
-LOOK_S = 1.0
-HUNG_LOOKS = 10  # in which a worker has not counted on
-BEGIN_LOOKS = 60  # until it counts for the first time
+CHECK_S = 1.0
+HUNG_CHECKS = 10  # without a heartbeat
+START_CHECKS = 60  # until the first heartbeat
 
-_HEARD = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGALRM}
+_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGALRM}
 _log = structlog.get_logger("web.supervisor")
 
 
@@ -45,23 +44,22 @@ class _Process:
     worker: int
     began_s: float
     beats: int = 0
-    looks: int = 0  # since it counted on
+    checks: int = 0  # since the last heartbeat
 
     def is_hung(self, beats: int) -> bool:
-        """At another look."""
-        self.looks = self.looks + 1 if beats == self.beats else 0
+        """Note a check, and return whether the worker hangs."""
+        self.checks = self.checks + 1 if beats == self.beats else 0
         self.beats = beats
-        return self.looks >= (HUNG_LOOKS if beats else BEGIN_LOOKS)
+        return self.checks >= (HUNG_CHECKS if beats else START_CHECKS)
 
 
 def supervise(workers: int, work: Work) -> bool:
-    """Have `work(number, beat)` done by so many processes, until a signal comes and all have ended. True if they ended
-    well. Each calls `beat` at least every few seconds.
+    """Run `work(number, beat)` in so many processes until a signal ends them, and return whether all ended cleanly.
 
-    The first signal is passed on and asks them to end: SIGTERM with what they do first, such as a lame duck period,
-    SIGINT at once. Any later one asks them to hurry.
+    Each worker calls `beat` at least every few seconds. The first signal is passed on: SIGTERM lets workers shut down
+    gracefully, with a lame duck period, and SIGINT at once. Any later signal is passed on as SIGINT.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         return _Supervisor(workers, work).run()
     finally:
@@ -70,7 +68,7 @@ def supervise(workers: int, work: Work) -> bool:
 
 
 def _stop_the_alarm() -> None:
-    """Also one that has rung unheard: it would end the caller."""
+    """Stop the timer, and discard a pending alarm, which would end the caller."""
     signal.setitimer(signal.ITIMER_REAL, 0)
     if signal.SIGALRM in signal.sigpending():
         signal.sigwait({signal.SIGALRM})
@@ -87,46 +85,46 @@ class _Supervisor:
     def __init__(self, workers: int, work: Work) -> None:
         self._work = work
         self._lives: dict[int, _Process] = {}  # by pid
-        self._due_s = dict.fromkeys(range(workers), monotonic())  # who is to be begun, and when
+        self._due_s = dict.fromkeys(range(workers), monotonic())  # which worker to start, and when
         self._backoff_s = [Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S) for _ in range(workers)]
         self._beats = memoryview(mmap.mmap(-1, 8 * workers)).cast("Q")  # by worker; each writes its own
-        self._look_at_s = monotonic() + LOOK_S
+        self._check_at_s = monotonic() + CHECK_S
         self._is_ending = False
         self._ended_well = True
         self._parent_lives, self._held_by_parent = os.pipe()
 
     def run(self) -> bool:
         while self._lives or not self._is_ending:
-            self._begin_who_is_due()
-            self._end_who_hangs()
+            self._start_due_workers()
+            self._kill_hung_workers()
             self._set_alarm()
-            self._hear(signal.sigwait(_HEARD))
+            self._handle(signal.sigwait(_SIGNALS))
         return self._ended_well
 
-    def _begin_who_is_due(self) -> None:
+    def _start_due_workers(self) -> None:
         for worker in [worker for worker, due_s in self._due_s.items() if due_s <= monotonic()]:
             del self._due_s[worker]
             self._begin(worker)
 
-    def _end_who_hangs(self) -> None:
-        """It is begun again like one that died."""
-        if monotonic() < self._look_at_s:
+    def _kill_hung_workers(self) -> None:
+        """Kill workers that hang. They are restarted like those that died."""
+        if monotonic() < self._check_at_s:
             return
-        self._look_at_s = monotonic() + LOOK_S
+        self._check_at_s = monotonic() + CHECK_S
         for pid, process in self._lives.items():
             if process.is_hung(self._beats[process.worker]):
-                _log.error("a worker hangs and is killed", worker=process.worker, pid=pid)
+                _log.error("worker killed because it hangs", worker=process.worker, pid=pid)
                 os.kill(pid, signal.SIGKILL)
 
     def _set_alarm(self) -> None:
-        next_s = min([self._look_at_s, *self._due_s.values()])
+        next_s = min([self._check_at_s, *self._due_s.values()])
         signal.setitimer(signal.ITIMER_REAL, max(0.001, next_s - monotonic()))
 
-    def _hear(self, heard: int) -> None:
-        if heard == signal.SIGCHLD:
-            self._note_who_ended()
-        elif heard in {signal.SIGTERM, signal.SIGINT}:
-            self._end(signal.SIGINT if self._is_ending else signal.Signals(heard))
+    def _handle(self, number: int) -> None:
+        if number == signal.SIGCHLD:
+            self._reap()
+        elif number in {signal.SIGTERM, signal.SIGINT}:
+            self._end(signal.SIGINT if self._is_ending else signal.Signals(number))
 
     def _end(self, by: signal.Signals) -> None:
         self._is_ending = True
@@ -134,22 +132,22 @@ class _Supervisor:
         for pid in self._lives:
             os.kill(pid, by)
 
-    def _note_who_ended(self) -> None:
+    def _reap(self) -> None:
         while self._lives:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            if process := self._lives.pop(pid, None):  # as the first process of a container it gets strangers, too
+            if process := self._lives.pop(pid, None):  # as process 1 of a container it also reaps others
                 self._ended(process, os.waitstatus_to_exitcode(status))
 
     def _ended(self, process: _Process, status: int) -> None:
         if self._is_ending:
-            # By the signal itself: it had not begun to serve.
+            # A worker that had not begun to serve dies of the signal itself.
             self._ended_well &= status in {0, -signal.SIGTERM, -signal.SIGINT}
             return
         pause_s = next_pause_s(self._backoff_s[process.worker], monotonic() - process.began_s)
         self._due_s[process.worker] = monotonic() + pause_s
-        _log.error("a worker ended and is begun again", worker=process.worker, status=status, in_ms=int(pause_s * 1000))
+        _log.error("worker ended, restarting", worker=process.worker, status=status, in_ms=int(pause_s * 1000))
 
     # --- in the worker -----------------------------------------------------------------------------------------------
 
@@ -166,18 +164,18 @@ class _Supervisor:
             os.setpgid(0, 0)
             os.close(self._held_by_parent)
             threading.Thread(target=self._end_after_parent, name="parent", daemon=True).start()
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             self._work(worker, partial(self._beat, worker))
             status = 0
         except BaseException:
-            _log.exception("a worker failed", worker=worker)
+            _log.exception("worker failed", worker=worker)
         finally:
-            os._exit(status)  # what the parent has to tidy up is not the worker's
+            os._exit(status)  # cleanup is the parent's
 
     def _beat(self, worker: int) -> None:
         self._beats[worker] += 1
 
     def _end_after_parent(self) -> None:
-        """End at once when the parent dies, for its successor wants the port. Nothing is ever written to this pipe."""
+        """End when the parent dies, so that its successor can bind the port. Nothing is ever written to this pipe."""
         os.read(self._parent_lives, 1)
         os.kill(os.getpid(), signal.SIGINT)

@@ -1,7 +1,6 @@
-"""Bearer tokens: made, hashed, read from a request, compared.
-
-A token is 256 random bits, so there is nothing to guess and a plain SHA-256 is enough to store it by; the slow hashes
-are for passwords that people think up. The prefix lets secret scanners, and our own logs, recognise one that strayed.
+"""Make, hash, read and compare bearer tokens.
+A token is 256 random bits. It cannot be guessed, so a plain SHA-256 is enough to store it; slow hashes are for
+passwords that people choose. The prefix lets secret scanners, and our own logs, recognise a leaked token.
 """
 
 import hashlib
@@ -24,7 +23,7 @@ def token_hash(token: str) -> bytes:
 
 
 def bearer_token(request: Request) -> str | None:
-    """The token of `Authorization: Bearer …`; None without one, with two, or with anything else."""
+    """Return the token of `Authorization: Bearer …`, or None if there is none, more than one, or another scheme."""
     values = request.headers.getlist("authorization")
     return token_in(values[0]) if len(values) == 1 else None
 
@@ -35,5 +34,5 @@ def token_in(authorization: str) -> str | None:
 
 
 def same_token(given: str | None, expected: str) -> bool:
-    """Takes as long for a near miss as for a far one."""
+    """Compare tokens in constant time."""
     return given is not None and hmac.compare_digest(token_hash(given), token_hash(expected))

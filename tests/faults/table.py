@@ -248,6 +248,6 @@ FAULTS = [
     ),
     Fault(
         "sigterm", "SIGTERM of the agent, in its lame duck period", terminate_agent, restart_agent,
-        (503, "shutting_down"), ADMITTED, log=(("agent", "shutting down: not ready from now on"),),
+        (503, "shutting_down"), ADMITTED, log=(("agent", "shutting down, reporting not ready"),),
     ),
 ]  # fmt: skip

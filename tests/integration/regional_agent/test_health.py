@@ -209,7 +209,7 @@ async def test_the_listener_closes_when_the_lame_duck_period_is_over(world: Worl
             assert await workers.process.wait() == 0
         with pytest.raises(httpx.ConnectError):
             await workers.get("/healthz")
-        [said] = workers.logged("shutting down: not ready from now on")
+        [said] = workers.logged("shutting down, reporting not ready")
         assert said["closes_in_ms"] == 300
 
 

@@ -13,10 +13,10 @@ import pytest
 from leasehold.local_stack.processes import Identity, identity, is_running, wait_until
 from protocol.backoff import Backoff
 from web.supervisor import (
-    BEGIN_LOOKS,
     FIRST_PAUSE_S,
-    HUNG_LOOKS,
+    HUNG_CHECKS,
     LONGEST_PAUSE_S,
+    START_CHECKS,
     STEADY_S,
     _Process,
     next_pause_s,
@@ -119,8 +119,8 @@ def test_who_hangs_keeps_nobody_from_ending(tmp_path: Path) -> None:
 
 def test_who_never_begins_is_given_longer() -> None:
     slow, hung = _Process(0, 0.0), _Process(1, 0.0)
-    assert [slow.is_hung(0) for _ in range(BEGIN_LOOKS)] == [False] * (BEGIN_LOOKS - 1) + [True]
-    assert [hung.is_hung(7) for _ in range(HUNG_LOOKS + 1)] == [False] * HUNG_LOOKS + [True]
+    assert [slow.is_hung(0) for _ in range(START_CHECKS)] == [False] * (START_CHECKS - 1) + [True]
+    assert [hung.is_hung(7) for _ in range(HUNG_CHECKS + 1)] == [False] * HUNG_CHECKS + [True]
     assert not hung.is_hung(8)
 
 

@@ -169,7 +169,7 @@ async def test_one_that_is_killed_under_load_comes_back_and_no_unit_is_sold_or_b
 
         await until(lambda: len(workers.pids()) == 3)
         await all_up(workers, 2)
-        [ended] = workers.logged("a worker ended and is begun again")
+        [ended] = workers.logged("worker ended, restarting")
         assert ended["status"] == -signal.SIGKILL
         assert await workers.end() == 0
         assert await world.usage() == limit
@@ -257,7 +257,7 @@ async def test_one_that_hangs_is_replaced(world: World, tmp_path: Path) -> None:
         os.kill(workers.pids()[0], signal.SIGSTOP)
         await until(lambda: len(workers.pids()) == 3, 2 * TURNS)
         await all_up(workers, 2)
-        [hung] = workers.logged("a worker hangs and is killed")
+        [hung] = workers.logged("worker killed because it hangs")
         assert hung["pid"] == workers.pids()[0]
         assert await workers.end() == 0
 
