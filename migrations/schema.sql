@@ -36,7 +36,7 @@ CREATE TABLE region_last_seen (
 CREATE TABLE region_epoch (
     epoch           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     region          text NOT NULL REFERENCES region,
-    cell            integer NOT NULL DEFAULT 0,     -- a store that is no Cluster is cell 0 of 1
+    cell            integer NOT NULL DEFAULT 0,     -- a store that is not a Cluster is cell 0 of 1
     cells           integer NOT NULL DEFAULT 1,
     nonce           text NOT NULL UNIQUE,           -- chosen by the agent: a nonce opens one epoch, once
     fingerprint     text NOT NULL,                  -- of the store: a copy of a store has another one
@@ -167,7 +167,7 @@ CREATE TABLE lease (
     returned        bigint NOT NULL DEFAULT 0 CHECK (returned >= 0),
     outstanding     bigint NOT NULL DEFAULT 0 CHECK (outstanding >= 0),
     suspense        bigint NOT NULL DEFAULT 0 CHECK (suspense >= 0),
-    suspense_carried_out bigint NOT NULL DEFAULT 0 CHECK (suspense_carried_out >= 0),
+    suspense_carried_out bigint NOT NULL DEFAULT 0 CHECK (suspense_carried_out >= 0),  -- at the close
     estimated       bigint NOT NULL DEFAULT 0 CHECK (estimated >= 0),
     written_off     bigint NOT NULL DEFAULT 0 CHECK (written_off >= 0),
     -- The region's own totals, as its last report stated them: a reconciliation compares them with the above.
@@ -262,7 +262,7 @@ CREATE TABLE transfer (
     -- Usage has the minute in which it happened, and the dimensions by which finance groups it.
     window_at     timestamptz,
     dimensions    jsonb,
-    reverses      bigint,
+    reverses      bigint,                           -- always NULL: chains and seals hash it
     recorded_at   timestamptz NOT NULL,
     PRIMARY KEY (period, id),
     CONSTRAINT transfer_has_two_sides CHECK (src <> dst),
