@@ -96,18 +96,6 @@ class _Context(NamedTuple):
         return await read_catalogue(self.connection, self.documents, quotas, self.now)
 
 
-async def apply_exchange(
-    connection: Connection,
-    documents: Documents,
-    call: ExchangeCall,
-    terms: LeaseTerms,
-    now: datetime,
-    budgets: Budgets | None = None,
-) -> Applied:
-    (applied,) = await apply_exchanges(connection, documents, [call], terms, now, budgets)
-    return applied
-
-
 async def apply_exchanges(
     connection: Connection,
     documents: Documents,

@@ -51,7 +51,7 @@ from coordinator.exchange.rules.granting import LeaseTerms
 from coordinator.exchange.rules.submissions import ExchangeCall
 from coordinator.exchange.statements.lanes import lock_lane
 from coordinator.exchange.statements.transfers import TRANSFER_COLUMNS
-from coordinator.exchange.transaction import apply_exchange
+from coordinator.exchange.transaction import apply_exchanges
 from coordinator.limits.in_force import Documents
 from coordinator.limits.put_limits import put_limits
 from coordinator.overrides.operations import add_override
@@ -338,7 +338,7 @@ class Both:
 
     async def _apply(self, call: ExchangeCall) -> None:
         async with self.real.transaction():
-            applied = await apply_exchange(self.real, self.documents, call, TERMS, self.now)
+            (applied,) = await apply_exchanges(self.real, self.documents, [call], TERMS, self.now)
         async with self.real.transaction():
             await fence_lost(self.real, call.region, applied.lost, self.now)
         response, transaction = self.model.apply_exchange(call, TERMS, self.now)

@@ -15,7 +15,7 @@ from coordinator.epochs.open import open_epoch
 from coordinator.epochs.retire import retire_epoch
 from coordinator.exchange.parsing import parse_exchanges
 from coordinator.exchange.rules.granting import LeaseTerms
-from coordinator.exchange.transaction import apply_exchange
+from coordinator.exchange.transaction import apply_exchanges
 from coordinator.limits.in_force import Documents
 from coordinator.periods.close import CloseRequest, close_period
 from coordinator.usage.reconcile import read_settled
@@ -45,7 +45,7 @@ def says_all(agent_harness: AgentHarness, agent: Agent, exchanges: Sequence[Exch
 
     async def step(connection: Connection) -> ExchangeReply:
         call, terms = parse_exchanges(agent.region, msgspec.json.encode(request)), LeaseTerms(60_000)
-        applied = await apply_exchange(connection, Documents(), call, terms, agent_harness.clock.now())
+        (applied,) = await apply_exchanges(connection, Documents(), [call], terms, agent_harness.clock.now())
         return applied.response.replies[0]
 
     return step

@@ -18,7 +18,7 @@ from coordinator.database.engine import Database, open_database
 from coordinator.exchange.parsing import parse_exchanges
 from coordinator.exchange.rules.granting import LeaseTerms
 from coordinator.exchange.statements import balances, lanes, leases, pools
-from coordinator.exchange.transaction import apply_exchange
+from coordinator.exchange.transaction import apply_exchanges
 from coordinator.limits import in_force
 from coordinator.limits.in_force import Documents
 from coordinator.limits.put_limits import put_limits
@@ -161,7 +161,7 @@ class Race:
             exchanges=[Exchange(frozen=frozen, live=live)],
         )
         call = parse_exchanges(self.scene.agent.region, msgspec.json.encode(request))
-        applied = await apply_exchange(recorded, self.documents, call, LeaseTerms(60_000), NOON)  # type: ignore[arg-type]  # as far as an exchange goes
+        (applied,) = await apply_exchanges(recorded, self.documents, [call], LeaseTerms(60_000), NOON)  # type: ignore[arg-type]  # as far as an exchange goes
         return applied.response.replies[0]
 
     async def _begin_change(self) -> None:
