@@ -63,6 +63,12 @@ class PostgresServer(Server):
         self.runner.run(self.owner.execute(sql))
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Give `-n auto` half as many workers again as there are processors: tests of processes mostly wait."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return processors + processors // 2
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
