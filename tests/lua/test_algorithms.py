@@ -22,9 +22,9 @@ from regional_agent.store.connection import Argument, Reply, StoreConnection
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import AgentRateDemand, PolicyDecision, RateCharge, StoreIncarnation, StoreRequest
 from tests.conftest import Server
-from tests.lua.saying import RATE, breaker, give_share
+from tests.lua.script_helpers import RATE, breaker, give_share
 from tests.lua.wire import Wire, at_once
-from tests.simulation.scripted_store import LocalConnection, ScriptedStore
+from tests.simulation.simulated.scripted_store import LocalConnection, ScriptedStore
 
 ALGORITHMS = sorted(RateAlgorithm)
 LIFE = StoreIncarnation("life-1", 7, 4)

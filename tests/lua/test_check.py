@@ -19,7 +19,7 @@ from regional_agent.store.types import (
     RateCharge,
     StoreIncarnation,
 )
-from tests.lua.saying import DIMENSIONS, QUOTA, RATE, available, install, lease_reply, take, take_rate
+from tests.lua.script_helpers import DIMENSIONS, QUOTA, RATE, available, install, lease_reply, take, take_rate
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,7 @@ from regional_agent.admission.rules.hold_ids import HoldId
 from regional_agent.store.connection import StoreConnection
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import Fenced, Operation, OperationClaim, OperationConflict, StoreIncarnation
-from tests.lua.saying import available, install, lease_reply, set_aside, take
+from tests.lua.script_helpers import available, install, lease_reply, set_aside, take
 
 pytestmark = pytest.mark.anyio
 

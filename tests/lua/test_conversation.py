@@ -11,7 +11,7 @@ from regional_agent.store import keys
 from regional_agent.store.connection import StoreConnection
 from regional_agent.store.scripts import MAX_LINES, Scripts
 from regional_agent.store.types import AllowanceCharge, Fenced, FrozenBytes, StoreIncarnation
-from tests.lua.saying import DIMENSIONS, QUOTA, available, install, lease_reply, take
+from tests.lua.script_helpers import DIMENSIONS, QUOTA, available, install, lease_reply, take
 
 pytestmark = pytest.mark.anyio
 

@@ -23,7 +23,7 @@ from regional_agent.store.types import (
     StoreIncarnation,
     StoreRequest,
 )
-from tests.lua.saying import DIMENSIONS, QUOTA, RATE, available, breaker, install, lease_reply
+from tests.lua.script_helpers import DIMENSIONS, QUOTA, RATE, available, breaker, install, lease_reply
 
 pytestmark = pytest.mark.anyio
 

@@ -22,7 +22,7 @@ from regional_agent.store.types import (
     RateCharge,
     StoreIncarnation,
 )
-from tests.lua.saying import (
+from tests.lua.script_helpers import (
     QUOTA,
     RATE,
     ask_for_hold,

@@ -9,7 +9,7 @@ from regional_agent.admission.rules.hold_ids import HoldId
 from regional_agent.store.connection import StoreConnection
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import Decision, Fenced, RequestRun, StoreIncarnation, StoreRequest
-from tests.lua.saying import (
+from tests.lua.script_helpers import (
     QUOTA,
     ask_for_hold,
     available,

@@ -9,7 +9,7 @@ from regional_agent.store import keys
 from regional_agent.store.connection import StoreConnection
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import LeaseLost, StoreIncarnation
-from tests.lua.saying import QUOTA, available, install, lease_reply, set_aside, take
+from tests.lua.script_helpers import QUOTA, available, install, lease_reply, set_aside, take
 from tests.lua.test_conversation import batch_of, dirty, freeze
 
 pytestmark = pytest.mark.anyio

@@ -30,9 +30,9 @@ from regional_agent.store.types import (
 from tests.conftest import Server
 from tests.lua.wire import FAR_MS, NOW, Wire, as_pairs, at_once
 from tests.simulation.faults import REGIONS, draw
-from tests.simulation.redis_lua import interpreter
 from tests.simulation.run import run
-from tests.simulation.scripted_store import LocalConnection, ScriptedStore
+from tests.simulation.simulated.redis_lua import interpreter
+from tests.simulation.simulated.scripted_store import LocalConnection, ScriptedStore
 
 # Gives what a command replied, and the kind of an error.
 ASK = """

@@ -11,7 +11,7 @@ from regional_agent.store.connection import StoreConnection
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import Charge, Decision, Operation, RateCharge, SlotCharge, StoreIncarnation
 from tests.conftest import Server
-from tests.lua.saying import QUOTA, RATE, ask_for_hold, available, charge_of, install, lease_reply
+from tests.lua.script_helpers import QUOTA, RATE, ask_for_hold, available, charge_of, install, lease_reply
 from tests.lua.test_slots import TTL_MS, Slots, slots
 
 TRIAL = quota_key("trial", [("tenant", "acme")])

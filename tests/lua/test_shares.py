@@ -16,7 +16,7 @@ from protocol.messages import RateShare
 from regional_agent.shared_limits.rules import requested_micro
 from regional_agent.store.types import AgentRateDemand
 from tests.conftest import Server
-from tests.lua.saying import RATE
+from tests.lua.script_helpers import RATE
 from tests.lua.test_algorithms import LIFE, STEADY, Clocked, limit_of
 from tests.lua.wire import at_once
 

@@ -34,7 +34,7 @@ from regional_agent.store.types import (
     hold_part,
 )
 from tests.conftest import Server
-from tests.lua.saying import QUOTA, RATE, ask_for_hold, available, charge_of, install, lease_reply
+from tests.lua.script_helpers import QUOTA, RATE, ask_for_hold, available, charge_of, install, lease_reply
 from tests.lua.test_algorithms import LIFE, Clocked, Straight
 from tests.lua.wire import at_once
 

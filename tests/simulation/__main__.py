@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
-from tests.simulation.coverage import CELLS, OUTCOMES, unreached
+from tests.simulation.checks.coverage import CELLS, OUTCOMES, unreached
 from tests.simulation.faults import draw
 from tests.simulation.mutants import DRAWN_FROM, MUTANTS, WITHOUT_A_GUARD
 from tests.simulation.run import Result, Violation, run, shrink

@@ -7,7 +7,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from regional_agent.store.sources import LUA, assemble_scripts, read_file
-from tests.simulation.scripted_store import texts_of
+from tests.simulation.simulated.scripted_store import texts_of
 from tests.simulation.world import World
 
 Edit = tuple[str, str, str]  # a file of lua/ without its ending, the text to replace, and what takes its place

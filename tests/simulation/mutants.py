@@ -50,11 +50,11 @@ from regional_agent.store.connection import StoreConnection
 from regional_agent.store_outage import booking
 from regional_agent.store_outage.booking import JournalBooking
 from regional_agent.store_outage.journal import Journal
-from tests.simulation import ledger_model
-from tests.simulation.disks import VirtualSegment
-from tests.simulation.ledger_model import LedgerModel, Name, Transaction
 from tests.simulation.lua_edits import edit_lua
-from tests.simulation.network import Coordinators
+from tests.simulation.simulated import ledger_model
+from tests.simulation.simulated.disks import VirtualSegment
+from tests.simulation.simulated.ledger_model import LedgerModel, Name, Transaction
+from tests.simulation.simulated.network import Coordinators
 from tests.simulation.world import World
 
 Mutant = Callable[[World], contextlib.AbstractContextManager[None]]

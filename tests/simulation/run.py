@@ -14,11 +14,11 @@ from typing import Any
 from unittest.mock import patch
 
 from protocol import lease as lease_module
-from tests.simulation import people
-from tests.simulation.coverage import wrongly_impossible
+from tests.simulation.checks.coverage import wrongly_impossible
+from tests.simulation.checks.invariants import ALWAYS, AT_THE_END, Invariant, Watch
 from tests.simulation.faults import DEPTHS, REGIONS, Event, draw
-from tests.simulation.invariants import ALWAYS, AT_THE_END, Invariant, Watch
-from tests.simulation.virtual_time import VirtualLoop
+from tests.simulation.simulated import operators
+from tests.simulation.simulated.virtual_time import VirtualLoop
 from tests.simulation.world import ALL_LEASED, World, happen
 
 HEALED_S = 75  # longer than the longest time-out, back-off, long poll and pause of a refused lane together
@@ -193,7 +193,7 @@ class _Run:
             for region in sorted((world.told_and_lost.keys() - world.coordinators.alarmed) | stopped):
                 world.ask(region, world.random, "adjust", 1)  # only who says something shows what the ledger lost
             await asyncio.sleep(1)
-            people.close_at_last(world)
+            operators.close_at_last(world)
             self._look(ALWAYS)
             if second >= QUIET_S and self._is_in_order():
                 return

@@ -75,8 +75,8 @@ from protocol.messages import EpochOpened, Exchange, ExchangeRequest, LiveState,
 from protocol.outcomes import EpochRefusal
 from protocol.periods import Calendar, moment_of, period_at
 from regional_agent.store_outage.rules.records import Entry, batches
-from tests.simulation import ledger_model
-from tests.simulation.ledger_model import LedgerModel, Transaction
+from tests.simulation.simulated import ledger_model
+from tests.simulation.simulated.ledger_model import LedgerModel, Transaction
 from tests.simulation.world import ALL_LEASED, Modes, document
 
 pytestmark = pytest.mark.anyio

@@ -33,7 +33,7 @@ from regional_agent.store.types import (
     hold_part,
 )
 from tests.lua.wire import at_once
-from tests.simulation.scripted_store import LocalConnection, ScriptedStore
+from tests.simulation.simulated.scripted_store import LocalConnection, ScriptedStore
 
 NAMES = ("a", "b", "c")
 QUOTA = "reports:tenant=acme"

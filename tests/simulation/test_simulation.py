@@ -6,11 +6,11 @@ from contextlib import closing
 
 import pytest
 
-from tests.simulation.coverage import unreached, wrongly_impossible
+from tests.simulation.checks.coverage import unreached, wrongly_impossible
 from tests.simulation.faults import OF_SURROUNDINGS, REGIONS, Event, draw
 from tests.simulation.mutants import CUT_OFF, DRAWN_FROM, MUTANTS
 from tests.simulation.run import run, shrink
-from tests.simulation.virtual_time import VirtualLoop
+from tests.simulation.simulated.virtual_time import VirtualLoop
 from tests.simulation.world import World
 
 SEEDS = int(os.environ.get("LEASEHOLD_SIMULATION_SEEDS", "16"))

@@ -32,8 +32,8 @@ from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import StoreIncarnation
 from regional_agent.store_outage.fallback import OutageFallback
 from regional_agent.store_outage.journal import Journal
-from tests.simulation.stores import Machine, VirtualConnection
-from tests.simulation.virtual_time import VirtualClock, VirtualLoop
+from tests.simulation.simulated.stores import Machine, VirtualConnection
+from tests.simulation.simulated.virtual_time import VirtualClock, VirtualLoop
 
 START = datetime(2026, 11, 18, tzinfo=UTC)
 QUOTA = "api:tenant=acme"

@@ -37,15 +37,15 @@ from regional_agent.admission.rules.subjects import InvalidSubjectValue
 from regional_agent.agent import Region
 from regional_agent.leasing import epoch as epoch_module
 from regional_agent.settings import AgentSettings
-from tests.simulation import people
-from tests.simulation.disks import VirtualDirectory, VirtualDisk
-from tests.simulation.divided import Divided
+from tests.simulation.checks.limits import Limits
+from tests.simulation.checks.region_settings import Divided
 from tests.simulation.faults import LEDGER_LOSSES, REGIONS, Event
-from tests.simulation.ledger_model import Adjustment, Epoch, LedgerModel, Name, Transaction
-from tests.simulation.limits import Limits
-from tests.simulation.network import TRANSACTION_S, Coordinators, VirtualClient, Weather
-from tests.simulation.stores import Admission, Machine, VirtualConnection
-from tests.simulation.virtual_time import VirtualClock, VirtualLoop
+from tests.simulation.simulated import operators
+from tests.simulation.simulated.disks import VirtualDirectory, VirtualDisk
+from tests.simulation.simulated.ledger_model import Adjustment, Epoch, LedgerModel, Name, Transaction
+from tests.simulation.simulated.network import TRANSACTION_S, Coordinators, VirtualClient, Weather
+from tests.simulation.simulated.stores import Admission, Machine, VirtualConnection
+from tests.simulation.simulated.virtual_time import VirtualClock, VirtualLoop
 from web.problems import Problem
 
 TERMS = LeaseTerms(lease_ms=4_000)
@@ -380,9 +380,9 @@ class World:
             if self.coordinators.is_up:
                 self.coordinators.expire()
                 try:
-                    people.rebase(self)
-                    people.continue_closing(self)
-                    people.follow_moves(self)
+                    operators.rebase(self)
+                    operators.continue_closing(self)
+                    operators.follow_moves(self)
                     if second % RECALLED_EVERY_S == 0:
                         self.commit(self.ledger.recall_suspense(self.clock.now()))
                 except Exception as error:
@@ -848,27 +848,27 @@ _HAPPENS: dict[str, Any] = {
     "ledger_slow": lambda world, event: _for_a_while(world, event, world.coordinators, transaction_s=0.5),
     "limit": lambda world, event: world.put_limits(event.number, world.modes),
     "mode": lambda world, event: world.put_limits(world.limit, Modes.of(event.number)),
-    "period_changes": people.change_period,
-    "zone_changes": people.change_zone,
+    "period_changes": operators.change_period,
+    "zone_changes": operators.change_zone,
     "store_evicts": _forget("lh:"),
     "many_tenants": lambda world, event: world.ask_for_many(event.region, event.number),
     "long_name": lambda world, event: world.ask_with_long_name(event.region, event.number),
     "catalogue_changes_late": lambda world, event: world.change_limit_late(event.number),
     "coordinator_clock": _skew,
-    "region_lies": people.lie,
+    "region_lies": operators.lie,
     "absurd_cost": lambda world, event: world.ask(event.region, world.random, "adjust", ABSURD + event.number),
-    "document_changes": people.change_document,
-    "override": people.override,
-    "suspense_resolved": people.resolve,
-    "period_closed": people.close,
-    "hours_pass": people.let_hours_pass,
-    "moved": people.move,
-    "evened_out": people.even_out,
-    "set": people.divide,
-    "credited": people.adjust,
-    "debited": people.adjust,
-    "written_off": people.adjust,
-    "strange_call": people.strange_call,
+    "document_changes": operators.change_document,
+    "override": operators.override,
+    "suspense_resolved": operators.resolve,
+    "period_closed": operators.close,
+    "hours_pass": operators.let_hours_pass,
+    "moved": operators.move,
+    "evened_out": operators.even_out,
+    "set": operators.divide,
+    "credited": operators.adjust,
+    "debited": operators.adjust,
+    "written_off": operators.adjust,
+    "strange_call": operators.strange_call,
     "region_drains": lambda world, event: world.commit(world.ledger.put_region(event.region, "draining")),
     "region_returns": lambda world, event: world.commit(world.ledger.put_region(event.region, "active")),
     "region_down": lambda world, event: world.commit(world.ledger.put_region(event.region, "down")),

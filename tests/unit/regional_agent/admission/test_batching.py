@@ -9,8 +9,8 @@ from protocol.check import Check, Subject
 from regional_agent.admission.answers import Verdict
 from regional_agent.admission.plan import CheckPlan
 from regional_agent.store.batcher import MAX_REQUESTS
+from tests.simulation.simulated.virtual_time import VirtualLoop
 from tests.simulation.test_slices import Agent, Region
-from tests.simulation.virtual_time import VirtualLoop
 
 LIMIT, TIMES = "1/hour, burst 6", 10
 CHECK = Check(subject=Subject(tenant="acme"))

@@ -7,7 +7,7 @@ import pytest
 from protocol.messages import EpochOpened, OpenEpoch, RebindEpoch
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.store.scripts import Scripts
-from tests.simulation.scripted_store import LocalConnection, ScriptedStore
+from tests.simulation.simulated.scripted_store import LocalConnection, ScriptedStore
 
 pytestmark = pytest.mark.anyio
 

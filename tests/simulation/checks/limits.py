@@ -12,8 +12,8 @@ from coordinator.limits.rules.entitlement import Entitlement, entitlement
 from protocol.identifiers import parse_quota_key
 from protocol.limits.document import AllowanceQuota, LimitsDocument, Mode, extension_of
 from tests.simulation.faults import REGIONS
-from tests.simulation.ledger_model import LedgerModel, Name, Transaction
-from tests.simulation.virtual_time import VirtualClock
+from tests.simulation.simulated.ledger_model import LedgerModel, Name, Transaction
+from tests.simulation.simulated.virtual_time import VirtualClock
 
 _HELD = (
     "outstanding",

@@ -40,8 +40,8 @@ from protocol.messages import (
 )
 from protocol.outcomes import EpochRefusal, ExchangeOutcome, GrantRefusal
 from regional_agent.leasing.coordinator_client import CoordinatorRefused, CoordinatorUnavailable
-from tests.simulation.ledger_model import LedgerModel, Transaction
-from tests.simulation.virtual_time import VirtualClock
+from tests.simulation.simulated.ledger_model import LedgerModel, Transaction
+from tests.simulation.simulated.virtual_time import VirtualClock
 from web.problems import Problem
 
 Serve = Callable[[], Awaitable[bytes | EpochRefusal | None]]

@@ -30,7 +30,7 @@ from protocol.messages import (
 )
 from protocol.periods import Calendar, is_over, period_at
 from tests.simulation.faults import REGIONS, Event
-from tests.simulation.ledger_model import Adjustment, Name, Override, Transaction
+from tests.simulation.simulated.ledger_model import Adjustment, Name, Override, Transaction
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

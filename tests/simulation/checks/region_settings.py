@@ -15,7 +15,7 @@ from coordinator.rebalancing.rules.division import Move
 from coordinator.rebalancing.rules.region_settings import NOTHING_SET
 from protocol.clock import Clock
 from protocol.limits.document import LimitValue, Mode
-from tests.simulation.ledger_model import LedgerModel, Name, Transaction
+from tests.simulation.simulated.ledger_model import LedgerModel, Name, Transaction
 
 HARMLESS = {Cause.GRANT, Cause.RETURNED, Cause.USAGE, Cause.FUNDED}
 ToRegion = Counter[tuple[Key, str]]

@@ -22,7 +22,7 @@ from coordinator.usage.rules.reconciliation import (
 )
 
 if TYPE_CHECKING:
-    from tests.simulation.ledger_model import LedgerModel
+    from tests.simulation.simulated.ledger_model import LedgerModel
 
 
 def open_leases(ledger: "LedgerModel", period: str) -> Iterator[OpenLease]:

@@ -21,8 +21,8 @@ from regional_agent.store.connection import (
     StoreUnavailable,
     _Call,
 )
-from tests.simulation.scripted_store import ScriptedStore
-from tests.simulation.virtual_time import VirtualClock
+from tests.simulation.simulated.scripted_store import ScriptedStore
+from tests.simulation.simulated.virtual_time import VirtualClock
 
 
 class Admission(NamedTuple):

@@ -97,7 +97,7 @@ from protocol.limits.document import LimitsDocument, LimitValue, PolicyBundle
 from protocol.messages import EpochOpened, ExchangeResponse, FrozenBatch, OpenEpoch, RebindEpoch, Receipt, Signal
 from protocol.outcomes import EpochRefusal
 from protocol.periods import period_at, period_of
-from tests.simulation.reading import open_leases, read_books
+from tests.simulation.simulated.model_queries import open_leases, read_books
 
 
 class Epoch(NamedTuple):

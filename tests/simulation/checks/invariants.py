@@ -19,9 +19,9 @@ from protocol.identifiers import lane_of
 from protocol.lease import LeaseState
 from protocol.limits.document import AllowanceQuota, Mode
 from protocol.periods import is_over, next_period, period_at, period_of
-from tests.simulation.network import CALL_TIMEOUT_S, TRANSACTION_S
-from tests.simulation.people import GRACE, LIAR
-from tests.simulation.reading import adjusted, read_books
+from tests.simulation.simulated.model_queries import adjusted, read_books
+from tests.simulation.simulated.network import CALL_TIMEOUT_S, TRANSACTION_S
+from tests.simulation.simulated.operators import GRACE, LIAR
 from tests.simulation.world import LANES, OVERDRAFT, World, is_current
 
 

@@ -18,7 +18,7 @@ from regional_agent.store.codec import decode_decisions
 from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
 from regional_agent.store.sources import digests, join_parts, sources
 from regional_agent.store.types import REASONS, SHADOW, Decision, RequestRun, StoreRequest
-from tests.simulation.redis_lua import ShimError, Status, interpreter, text_of_number
+from tests.simulation.simulated.redis_lua import ShimError, Status, interpreter, text_of_number
 
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
