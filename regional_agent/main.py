@@ -66,7 +66,7 @@ def create_app(settings: AgentSettings, clock: Clock | None = None, worker: Work
 
 
 def run(workers: int | None = None) -> None:
-    """Serves until SIGTERM. `workers` is what was typed, and goes before the environment."""
+    """Serve until SIGTERM. `workers` is the command line's, and takes precedence over the environment."""
     typed = {} if workers is None else {variable_of(AgentSettings, "workers"): str(workers)}
     settings = load_settings(AgentSettings, os.environ | typed)
     configure_logging("agent", settings.log_level)

@@ -1,4 +1,4 @@
-"""The agent's OpenAPI document, as it is checked in: `python -m regional_agent.openapi` writes it anew."""
+"""The agent's OpenAPI document, as it is checked in: `python -m regional_agent.openapi` writes it."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ PATH = Path(__file__).parent.parent / "docs" / "openapi" / "agent.json"
 
 
 def document() -> str:
-    """From the code alone: nothing is connected to, and nothing of the environment is in it."""
+    """Return the document. It depends on the code alone: there are no connections, and no settings in it."""
     settings = AgentSettings(
         region="nowhere",
         coordinator_url="http://localhost",

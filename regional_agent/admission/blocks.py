@@ -1,4 +1,4 @@
-"""Who is denied whatever the policies say: looked up for every request before anything else, by hash."""
+"""The block list: subjects that are denied whatever the policies say, found by hash before anything else."""
 
 from typing import NamedTuple
 
@@ -10,14 +10,14 @@ Subject = dict[str, str]
 
 
 class Blocked(NamedTuple):
-    """By what, and until when on this agent's monotonic clock; None: until the list changes."""
+    """The field that blocks a subject, and until when on this agent's monotonic clock; None: until the list changes."""
 
     field: BlockField
     ends_at_ms: int | None
 
 
 class Blocks:
-    """One version of the list, and when it was heard: what ends is told as a duration from then."""
+    """One version of the block list, and when it arrived: ends are durations from then."""
 
     def __init__(self, listed: BlockList, heard_at_ms: int) -> None:
         self.version = listed.version
@@ -40,7 +40,7 @@ class Blocks:
         return bool(self._values or self._networks)
 
     def find(self, subject: Subject, now_ms: int) -> Blocked | None:
-        """The block that lasts longest, of those that are for this subject and not over."""
+        """Return the block of this subject that lasts longest, of those in force."""
         found = [blocked for blocked in self._all(subject) if blocked.ends_at_ms is None or blocked.ends_at_ms > now_ms]
         return max(found, key=_lasts, default=None)
 
@@ -51,7 +51,7 @@ class Blocks:
         return [blocked for blocked in found if blocked is not None]
 
     def _of_address(self, text: str) -> list[Blocked | None]:
-        """There are never more lengths of prefixes than 33 and 129."""
+        """Return the blocks of an address. There are at most 33 and 129 lengths of prefixes to look up."""
         try:
             address = parse_address(text)
         except ValueError:

@@ -1,7 +1,7 @@
-"""What speaks for one cell of the region's store: decides by it, leases for it, reports of it.
+"""One cell of the region's store, with everything that decides by it, leases for it and reports of it.
 
-A single store is one cell. In a Cluster there are several, and none knows of the others: what happens to one, be it a
-failover, a migration or an outage, is its own affair.
+A single store is one cell. A Cluster has several, which are independent: a failover, a migration or an outage of one
+does not affect the others.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ class Cell:
         settings: AgentSettings,
         clock: Clock,
     ) -> None:
-        """`number`: None of a single store."""
+        """`number`: the cell's number in a Cluster; None in a single store."""
         self.number = number
         self._clock = clock
         self.store = store
@@ -118,7 +118,7 @@ class Cell:
         return [*lanes, *reversed(wants), *reversed(shares)]
 
     async def update_hold(self, hold: HoldId, action: str, amount: int = 0) -> HoldState:
-        """What became of the work, of what is set aside here. Raises StoreUnavailable or StoreError."""
+        """Apply an action to what a hold has set aside here. Raises StoreUnavailable or StoreError."""
         incarnation = self._current_incarnation()
         with self._invalidating():
             told = await self.scripts.update_hold(incarnation.fingerprint, hold, action, amount)
@@ -130,7 +130,7 @@ class Cell:
         return told
 
     async def find_operation(self, operation: Operation) -> KnownOperation | None:
-        """Read what is known of an operation over several cells. May raise OperationConflict."""
+        """Read the record of an operation over several cells. Raises OperationConflict or StoreUnavailable."""
         incarnation = self._current_incarnation()
         with self._invalidating():
             return await self.scripts.find_operation(incarnation, operation)
@@ -138,7 +138,7 @@ class Cell:
     async def replace_operation(
         self, operation: Operation, before: HoldId, hold: HoldId, *, is_concluded: bool
     ) -> bool:
-        """Write down how far the operation has come. False: another request has written something else."""
+        """Record how far the operation has come. Return False if another request has changed the record."""
         incarnation = self._current_incarnation()
         with self._invalidating():
             return await self.scripts.replace_operation(incarnation, operation, before, hold, is_concluded=is_concluded)

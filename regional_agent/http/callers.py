@@ -1,12 +1,12 @@
 """Who may call an agent.
 
-An agent that others can reach asks for its service token. One that asks for none listens on loopback only, and there
-the callers are local programs; but a web page in a local browser is one as well, if its domain name was made to point
-to 127.0.0.1 (DNS rebinding). Browsers say which name they were given, in `Host`, and which page calls, in `Origin`:
-both have to be this machine's.
+An agent that other machines can reach requires its service token. One without a token listens on loopback only, and its
+callers are local programs. But a web page in a local browser is one as well, if its domain name resolves to 127.0.0.1
+(DNS rebinding). Browsers send the name that they connected to in `Host`, and the calling page in `Origin`: both must be
+this machine's.
 
-An agent may have a second token, the adjust token. It permits all that the service token does, and only its bearer may
-book what no limit stops: `mode: adjust`, and commits beyond what a hold has set aside.
+An agent may have a second token, the adjust token. It permits everything that the service token does, and only its
+bearer may book beyond limits: `mode: adjust`, and commits beyond what a hold has set aside.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from web.tokens import same_token, token_in
 
 
 class CallerRules:
-    """Decides from a request's headers. The fast door and the framework's routes ask the same object."""
+    """Decides from a request's headers. The fast path and the framework's routes use the same object."""
 
     def __init__(self, settings: AgentSettings) -> None:
         token = settings.service_token
@@ -44,7 +44,7 @@ class CallerRules:
         return None
 
     def may_adjust(self, authorization: Sequence[str]) -> bool:
-        """Return whether the caller may book beyond limits: everybody may, unless there is a token for it."""
+        """Return whether the caller may book beyond limits. Every caller may, unless there is an adjust token."""
         if self._adjust_token is None:
             return True
         return len(authorization) == 1 and same_token(token_in(authorization[0]), self._adjust_token)

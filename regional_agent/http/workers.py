@@ -1,8 +1,8 @@
-"""An agent's workers: processes that answer on one port. Whichever is asked of the whole agent asks the others.
+"""The workers of an agent: processes that share one port. A request about the whole agent asks all of them.
 
-Each is an agent of its own, and they share what all agents of a region share, the store. What one of them knows alone
-(what it counted, why it cannot enforce) it tells the others at a socket of its own, in a directory that only their user
-can enter. Who dies takes its counts along: they begin anew with its next process, as those of any process do.
+Each worker is an agent of its own, and they share the store, as all agents of a region do. What a worker alone knows
+(its metrics, its health) it serves at a unix socket of its own, in a directory that only their user can enter. A worker
+that dies loses its counters: they begin again with its successor, as those of any process do.
 """
 
 import asyncio
@@ -29,19 +29,19 @@ LENGTH_BYTES = 4
 
 
 class Worker(NamedTuple):
-    """One of several."""
+    """The place of one worker among all."""
 
     number: int
     workers: int
     directory: Path
-    beat: Callable[[], None]  # says that it gets on
+    beat: Callable[[], None]  # tells the parent that the worker makes progress
 
     def socket(self, number: int) -> Path:
         return self.directory / f"{number}.sock"
 
 
 class Workers:
-    """Seen from one of them; or from the only process there is, which asks nobody."""
+    """All workers as one of them sees them; a single process asks no others."""
 
     def __init__(self, region: Region, worker: Worker | None) -> None:
         self._region = region
@@ -49,7 +49,7 @@ class Workers:
 
     @asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:
-        """From its beginning to its last words: so long its parent hears that its loop turns."""
+        """Tell the parent regularly that the event loop runs, from start to shutdown."""
         beating = None if self._worker is None else asyncio.create_task(_beat(self._worker.beat))
         try:
             yield
@@ -59,7 +59,7 @@ class Workers:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Who comes back among others takes no requests before it can decide them, if that is soon."""
+        """Serve this worker's metrics and health. A restarted worker waits, for a short time, until it can decide."""
         if self._worker is None:
             yield
             return
@@ -72,25 +72,25 @@ class Workers:
             server.close()
 
     async def metrics(self) -> bytes:
-        """Of all workers; of a single one, as it counts."""
+        """Return the metrics of all workers, or of the only process."""
         if self._worker is None:
-            return self._tell(METRICS)
-        told = await self._told_by_all(self._worker, METRICS)
+            return self._report(METRICS)
+        texts = await self._ask_all(self._worker, METRICS)
         up = Gauge("leasehold_worker_up", "Whether a worker of this agent answers.", ["worker"], registry=None)
         for number in range(self._worker.workers):
-            up.labels(number).set(number in told)
-        return merged({str(number): text.decode() for number, text in told.items()}, "worker", up)
+            up.labels(number).set(number in texts)
+        return merged({str(number): text.decode() for number, text in texts.items()}, "worker", up)
 
     async def health(self) -> Health:
         """Return the health of all workers that answer: one that does not takes no requests either."""
         if self._worker is None:
             return self._region.health.health()
-        told = await self._told_by_all(self._worker, HEALTH)
-        return merged_health({number: msgspec.json.decode(text, type=Health) for number, text in told.items()})
+        texts = await self._ask_all(self._worker, HEALTH)
+        return merged_health({number: msgspec.json.decode(text, type=Health) for number, text in texts.items()})
 
     # --- between workers ----------------------------------------------------------------------------------------------
 
-    def _tell(self, what: bytes) -> bytes:
+    def _report(self, what: bytes) -> bytes:
         if what == HEALTH:
             return msgspec.json.encode(self._region.health.health())
         self._region.measure()
@@ -99,20 +99,20 @@ class Workers:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(ANSWER_S):
-                told = self._tell(await reader.readline())
-                writer.write(len(told).to_bytes(LENGTH_BYTES) + told)
+                text = self._report(await reader.readline())
+                writer.write(len(text).to_bytes(LENGTH_BYTES) + text)
                 await writer.drain()
         except OSError:
-            pass  # it has gone, or takes too long
+            pass  # the other worker has ended, or is too slow
         finally:
             writer.close()
 
-    async def _told_by_all(self, worker: Worker, what: bytes) -> dict[int, bytes]:
-        """What those say that answer in time."""
+    async def _ask_all(self, worker: Worker, what: bytes) -> dict[int, bytes]:
+        """Return the answers of all workers that reply in time."""
         others = [number for number in range(worker.workers) if number != worker.number]
         answers = await asyncio.gather(*(_ask(worker.socket(number), what) for number in others))
-        told = {worker.number: self._tell(what)} | dict(zip(others, answers, strict=True))
-        return {number: text for number, text in sorted(told.items()) if text is not None}
+        texts = {worker.number: self._report(what)} | dict(zip(others, answers, strict=True))
+        return {number: text for number, text in sorted(texts.items()) if text is not None}
 
 
 async def _beat(beat: Callable[[], None]) -> None:
@@ -131,5 +131,5 @@ async def _ask(socket: Path, what: bytes) -> bytes | None:
                 return await reader.readexactly(length)
             finally:
                 writer.close()
-    except (OSError, EOFError):  # a TimeoutError is the former; who dies over its answer, the latter
+    except (OSError, EOFError):  # the worker has ended, or is too slow
         return None

@@ -1,7 +1,7 @@
-"""How much one adjustment, or one commit beyond its hold, may book.
+"""Ceilings of adjustments, and of commits beyond their hold.
 
-Both tell of work that was done, so no limit binds them; but an absurd number is a mistake of its caller's, and what it
-books is billed. So there is a ceiling, a factor of the limit.
+Both report work that was done, so no limit binds them. But an absurd number is a caller's mistake, and what it books is
+billed, so there is a ceiling: a factor of the limit.
 """
 
 from protocol.units import MAX_UNITS
@@ -23,5 +23,5 @@ def allowance_ceiling(limit: int, factor: int) -> int:
 
 
 def rate_ceiling(rate_micro: int, burst: int, factor: int) -> int:
-    """Of a rate it is a factor of what passes in an hour, for nothing is booked of it."""
+    """Return the ceiling of a rate: a factor of what passes in an hour, for nothing is booked of it."""
     return min(MAX_UNITS, max(1, burst, rate_micro * HOUR_S // 1_000_000) * factor)

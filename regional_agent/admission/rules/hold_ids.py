@@ -1,9 +1,9 @@
-"""A hold's id: it names the epoch and the leases that units were set aside of.
+"""Hold ids: they name the epoch and the leases that units were set aside of.
 
-So an agent finds what to book a hold on without asking anybody, long after the period or the epoch is over. In the
-store it is the text `name.epoch.lanes.parts`; of a hold over several cells of a Cluster it names what was set aside in
-each of them: `…~…`. Services get it sealed with the region's key (`HoldSeal`): it tells them nothing of tenants and
-quotas, and they can neither change it nor make one.
+So an agent finds what to book a hold on without a look-up, long after the period or the epoch has ended. In the store
+an id is the text `name.epoch.lanes.parts`; of a hold over several cells of a Cluster it has what was set aside in each
+of them: `…~…`. Services get it sealed with the region's key (`HoldSeal`): it reveals no tenants and quotas, and can
+neither be changed nor forged.
 """
 
 import binascii
@@ -23,7 +23,7 @@ _ID = re.compile(r"([A-Za-z0-9_-]{22})\.(\d{1,15})\.(\d{1,4})\.([A-Za-z0-9_-]*)"
 
 
 class HoldPart(NamedTuple):
-    """What is set aside of one quota, and which algorithm (lua/algorithms) knows of it."""
+    """A quota that units are set aside of, and the algorithm (lua/algorithms) that holds them."""
 
     algorithm: str
     quota: str
@@ -42,12 +42,12 @@ class HoldId(NamedTuple):
 
     @classmethod
     def of_nothing(cls) -> Self:
-        """For work that may be done with nothing set aside."""
+        """Return an id for work that may be done with no units set aside."""
         return cls.fresh(0, 0, ())
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises ValueError for what `str` never makes."""
+        """Parse the text of an id. Raises ValueError for a text that `str` never makes."""
         if len(text) > LONGEST:
             raise ValueError("not the id of a hold")
         first, *others = map(cls._one, text.split(BESIDE))
@@ -71,12 +71,12 @@ class HoldId(NamedTuple):
 
     @property
     def by_cell(self) -> "list[HoldId]":
-        """What is set aside, each in one cell."""
+        """Return the parts of the hold, one hold for each cell."""
         return [each for each in (self._replace(others=()), *self.others) if each.parts]
 
 
 class HoldTerms(NamedTuple):
-    """A hold, and for how long it lasts: as it is asked for, or from now on."""
+    """A hold and its time to live: as requested, or from now on."""
 
     id: HoldId
     ttl_ms: int
@@ -105,7 +105,7 @@ class HoldSeal:
         return _text(self.cipher.encrypt(str(hold).encode(), None))
 
     def open(self, text: str) -> HoldId:
-        """Raise ValueError for a text that this region's agents have not made."""
+        """Return the id of a sealed text. Raises ValueError for a text that this region's agents have not made."""
         if len(text) > 2 * LONGEST:
             raise ValueError("not the id of a hold")
         try:

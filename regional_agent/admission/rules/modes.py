@@ -1,7 +1,7 @@
-"""What is done with a request if all of its policies agree; the store, an agent without one, and slices say it alike.
+"""The modes of a request, in the words that the store's script, the outage fallback and token slices share.
 
-`enforce` takes. A request over several cells of a Cluster is looked at first, then set aside, then spent, and so is an
-`adjust`, which tells of what has happened already, whatever the limits say.
+`enforce` consumes. A request over several cells of a Cluster is peeked first, then held, then spent. So is an `adjust`,
+which reports work that was done, whatever the limits say.
 """
 
 LOOKS = frozenset({"peek", "peek_adjust"})

@@ -1,9 +1,9 @@
-"""Which of many routes a request is on, at a cost that does not grow with their number.
+"""Find a request's routes among many, at a cost that does not grow with their number.
 
-Exact routes are a table. Wildcards are prefixes in alphabetical order, and each knows the longest other one that it
-begins with. The prefixes of a route then lie on one line of descent: it begins at the last prefix that is not behind
-the route in the alphabet, which bisection finds, and leads from the longest to the shortest. What a wildcard in the
-middle has after its `*` is such a table again, for what a route has after the segment that the `*` stands for.
+Exact routes are a table. Wildcards are prefixes in alphabetical order, and each has a link to the longest other one
+that it begins with. The prefixes of a route then lie on one chain of links: it begins at the last prefix that is not
+behind the route in the alphabet, which bisection finds, and leads from the longest to the shortest. What a wildcard in
+the middle has after its `*` is such a table again, for what a route has after the segment that the `*` stands for.
 """
 
 from bisect import bisect_right
@@ -21,7 +21,7 @@ class _Prefix(NamedTuple, Generic[T]):
 
 
 class Routes(Generic[T]):
-    """Things by route. A `*` at the end of one stands for whatever follows, and elsewhere for one segment."""
+    """Values by route. A `*` at the end of a route stands for any rest, and elsewhere for one segment."""
 
     def __init__(self, things: Iterable[tuple[str, T]]) -> None:
         self._exact: dict[str, list[T]] = {}
@@ -51,7 +51,7 @@ class Routes(Generic[T]):
         return self._exact.get(route, [])
 
     def by_wildcard(self, route: str) -> list[T]:
-        """From the longest prefix to the shortest."""
+        """Yield the values of all wildcards that match, from the longest prefix to the shortest."""
         place = bisect_right(self._texts, route)
         prefix = self._prefixes[place - 1] if place else None
         while prefix is not None and not route.startswith(prefix.text):

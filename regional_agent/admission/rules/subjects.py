@@ -1,4 +1,4 @@
-"""What policies read of a request's subject beyond its plain fields: addresses, networks, the class of its route."""
+"""What policies read of a subject beyond its plain fields: addresses, networks, the class of its route."""
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,11 +23,11 @@ PLAIN_FIELDS = frozenset({"tenant", "user", "api_key", "route", "method"})
 
 
 class InvalidAddress(Exception):
-    """A policy reads the subject's address, and it is none."""
+    """A policy reads the subject's address, and it is not an IP address."""
 
 
 class InvalidSubjectValue(Exception):
-    """A value cannot be part of a quota key: the coordinator and the finance API refuse such a key."""
+    """A value cannot be part of a quota key: the coordinator and the finance API reject such a key."""
 
     def __init__(self, field: str, rule: str, reason: str) -> None:
         super().__init__(reason)
@@ -36,7 +36,7 @@ class InvalidSubjectValue(Exception):
 
 
 class _Place(NamedTuple):
-    """Where a class has a route. The least comes first; nothing hangs on the order of a mapping, which JSON has not."""
+    """The order of a class's routes: the least comes first. It does not depend on the order of a JSON object."""
 
     is_wildcard: bool
     says_less: int
@@ -46,7 +46,7 @@ class _Place(NamedTuple):
 
 
 class RouteClasses:
-    """The class of each request: the one whose route says most of it, and of the same route, whose method does."""
+    """The class of each request: of the most specific route and, among equal routes, the most specific method."""
 
     def __init__(self, classes: Mapping[str, RouteClass]) -> None:
         self._routes = Routes(
@@ -62,14 +62,14 @@ class RouteClasses:
 
 
 def _fewer(route: str) -> int:
-    """The more characters it names, the less this is."""
+    """Return a number that is smaller the more characters the text names."""
     return route.count("*") - len(route)
 
 
 def usage_dimensions(policy: str, usage_by: Collection[str], subject: Subject, route_class: str) -> str:
-    """Of a usage line, as JSON with its keys in order. What the subject does not have is left out.
+    """Return the dimensions of a usage line, as JSON with its keys in order, without fields that the subject lacks.
 
-    Of a key only a hash is told: whoever has the key can find its usage, and nobody can find the key.
+    An API key appears as a hash only: its owner can find its usage, and no reader can find the key.
     """
     told = {"policy": policy}
     if "route_class" in usage_by and route_class != NO_CLASS:
@@ -80,7 +80,7 @@ def usage_dimensions(policy: str, usage_by: Collection[str], subject: Subject, r
 
 
 def is_within(subject: Subject, networks: Iterable[Network]) -> bool:
-    """A request without an address is within none."""
+    """Return whether the subject's address is in one of the networks. A subject without an address is in none."""
     if "ip" not in subject:
         return False
     address = address_of(subject)
@@ -90,7 +90,7 @@ def is_within(subject: Subject, networks: Iterable[Network]) -> bool:
 
 
 def value_of(field: str, subject: Subject, route_class: str, plan: str, prefix: IpPrefix) -> str:
-    """As quota keys have it. Raises KeyError, with the name of the subject's field, where that is missing."""
+    """Return a field's value as quota keys have it. Raises KeyError with the field's name where it is missing."""
     if field == "ip":
         return address_of(subject).text
     if field == "ip_prefix":

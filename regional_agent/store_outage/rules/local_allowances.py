@@ -1,7 +1,7 @@
-"""What an agent may give of allowances by itself: a fraction of what its region's leases had left when last seen.
+"""What an agent may admit of allowances by itself: a fraction of what its region's leases had left when last seen.
 
-It knows nothing of what the other agents of the region admit meanwhile. What it gave counts against its fraction until
-it is booked: by then the store's lease, seen anew, has less.
+It does not know what the region's other agents admit meanwhile. What it admitted counts against its fraction until it
+is booked; by then the store's lease has less.
 """
 
 from collections import Counter
@@ -31,11 +31,11 @@ class LocalAllowances:
         self._given: Counter[str] = Counter()
 
     def note(self, quota: str, available: int, until_ms: int) -> None:
-        """What the store has just said of a lease."""
+        """Remember what the store reported of a lease."""
         self._seen.put(quota, Seen(max(0, available), until_ms))
 
     def left(self, asks: Iterable[Ask], now_ms: int) -> list[int]:
-        """For each in turn, what is left of its fraction after it and those before it: below zero, it does not fit."""
+        """Return what each ask leaves of its fraction, after those before it; below zero it does not fit."""
         needed: Counter[str] = Counter()
         left = []
         for ask in asks:
@@ -51,7 +51,7 @@ class LocalAllowances:
         self._given[quota] += units
 
     def take_back(self, quota: str, units: int) -> None:
-        """They were booked, or not given after all."""
+        """Return units that were booked, or were not admitted after all."""
         self._given[quota] -= units
         if self._given[quota] <= 0:
             del self._given[quota]

@@ -1,8 +1,8 @@
-"""Rates that an agent counts by itself while its region's store cannot be asked: a bucket for each key, in memory.
+"""Rates that an agent counts in memory while its store is unavailable: a bucket for each key.
 
-It knows nothing of what the other agents of the region admit meanwhile, so it gives a fraction of the region's share
-only. However a rate is counted in the store, here it is a bucket: at most its burst at once, and its rate after that.
-What it admitted is forgotten with the agent, or with the key that was used least of very many.
+It does not know what the region's other agents admit meanwhile, so it admits a fraction of the region's share only.
+Whatever algorithm a rate has in the store, here it is a bucket: at most its burst at once, and its rate after that. The
+buckets are lost with the agent, and the least recently used one is dropped when there are very many.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ PARTS = 1_000_000_000  # of a unit: what a rate of millionths a second brings in
 
 
 class Ask(NamedTuple):
-    """Units of a key's rate, already no more than this agent may give."""
+    """Units of a key's rate, of this agent's fraction."""
 
     key: Hashable
     cost: int
@@ -38,7 +38,7 @@ class _Bucket(NamedTuple):
 
 
 def fraction_of(units: int, fraction_micro: int) -> int:
-    """Rounded down: all fractions together are never more than the whole."""
+    """Return a fraction, rounded down: all fractions together never exceed the whole."""
     return units * fraction_micro // 1_000_000
 
 
@@ -47,7 +47,7 @@ class LocalRates:
         self._buckets: GenerationalCache[Hashable, _Bucket] = GenerationalCache(MOST_BUCKETS)
 
     def decide(self, asks: Sequence[Ask], now_ms: int, mode: str) -> list[LocalAnswer]:
-        """Each of them; if all may pass, all are taken. A `peek` takes nothing, and an `adjust` always passes."""
+        """Decide all asks, and take all or none. A `peek` takes nothing, and an `adjust` is always admitted."""
         needed: Counter[Hashable] = Counter()
         answers = []
         for ask in asks:

@@ -1,14 +1,14 @@
-"""What an agent admitted of allowances by itself: records that prove themselves, and the batches that tell of them.
+"""The records of an outage journal, each with a checksum, and the batches that book them.
 
 A journal is written in segments. Each is booked as a whole, in an epoch of its own: the segment's name is the nonce
-that opens it. So it does not matter how often it is told, nor whether the store that was away ever comes back.
+that opens it. So it does not matter how often it is sent, nor whether the store comes back.
 
 A record is a line: the checksum of its text, and the text. Records do not depend on each other, so a damaged one costs
-itself and no other. The last one may be torn, for its writer was killed: then nobody was answered.
+itself only. The last one may be torn, if its writer was killed: then no request was answered on it.
 
-An operation that names itself may have been charged by the store as well: the store was asked first, gave no answer in
-time, and executed the script later. So before a segment is booked the store is asked, and what it has charged is
-written down in the segment (`decided`). Only from then on is it certain what is booked, and the same each time.
+The store may have charged an operation of the journal as well: it was asked first, did not reply in time, and executed
+the script later. So before a segment is booked the store is asked, and what it has charged is written into the segment
+(`decided`). Only from then on is it certain what is booked, and the same each time.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ class Known(Struct, array_like=True, frozen=True):
 
 
 class Record(Struct, array_like=True, frozen=True):
-    """What was admitted together; or which operations of the segment the store had charged by itself."""
+    """What was admitted together; or the operations of the segment that the store had charged itself."""
 
     entries: list[Entry]
     operations: list[Known]
@@ -72,7 +72,7 @@ class Read(NamedTuple):
 
     @property
     def entries(self) -> Iterator[Entry]:
-        """Yield what is to be booked: of each operation once, and nothing of those that the store has charged."""
+        """Yield what is to be booked: each operation once, without those that the store has charged."""
         charged = self.charged
         yield from (entry for record in self.records for entry in record.entries)
         for operation in self.operations:
@@ -102,12 +102,12 @@ class Read(NamedTuple):
 
     @property
     def owner(self) -> str:
-        """Return whose segment it is; nothing if a release wrote it that did not say so."""
+        """Return the segment's owner; empty if an earlier release wrote it."""
         return next((record.owner for record in self.records if record.owner), "")
 
     @property
     def is_decided(self) -> bool:
-        """Whether it is certain what is to be booked."""
+        """Return whether it is certain what is to be booked."""
         return not self.operations or any(record.decided is not None for record in self.records)
 
 
@@ -117,7 +117,7 @@ def owner_of(region: str, hold_key: bytes) -> str:
 
 
 def is_foreign(written: str, owner: str) -> bool:
-    """Whether a segment belongs to another region or installation, as far as both are known."""
+    """Return whether a segment belongs to another region or installation, as far as both are known."""
     (region, _, ledger), (own_region, _, own_ledger) = written.partition("/"), owner.partition("/")
     return bool(written) and (region != own_region or bool(ledger and own_ledger and ledger != own_ledger))
 
@@ -149,7 +149,7 @@ def _checked(text: bytes) -> bytes:
 
 
 def summed(entries: Iterable[Entry]) -> list[Entry]:
-    """One for each line of usage, in order."""
+    """Return one entry for each usage line, in order."""
     units: dict[tuple[str, str, int, str], int] = defaultdict(int)
     for entry in entries:
         units[entry.quota, entry.period, entry.minute, entry.dimensions] += entry.units
@@ -157,7 +157,7 @@ def summed(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def batches(entries: Iterable[Entry], epoch: int, lanes: int) -> Iterator[FrozenBatch]:
-    """What the coordinator is told, the same each time; of each lane, numbered from 1 on.
+    """Return the batches that the coordinator gets, the same each time; each lane's are numbered from 1 on.
 
     A lease may be in several batches, each with some of its lines. Its consumed total grows with them.
     """
@@ -191,7 +191,7 @@ def _pieces(entries: Iterable[Entry]) -> Iterator[dict[tuple[str, str], list[Ent
 
 
 def _lease(quota: str, period: str, entries: Iterable[Entry], consumed: dict[tuple[str, str], int]) -> FrozenLease:
-    """Nothing was granted to it: the coordinator covers what was consumed."""
+    """Return a lease without grants: the coordinator covers what was consumed."""
     lines = [_line(entry) for entry in entries]
     consumed[quota, period] += sum(line.units for line in lines)
     total = consumed[quota, period]

@@ -1,4 +1,4 @@
-"""The fast door says what FastAPI says, to the letter, and gets the manners of HTTP right by itself.
+"""The fast path says what FastAPI says, to the letter, and gets the manners of HTTP right by itself.
 
 Every check is sent through three doors, by three tenants that live the same life: through the fast one, through
 FastAPI alone, and in a batch.
@@ -37,7 +37,7 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 
 @dataclass
 class Doors:
-    """One agent, behind a socket with the fast door in front (`fast`), and FastAPI alone (`slow`)."""
+    """One agent, behind a socket with the fast path in front (`fast`), and FastAPI alone (`slow`)."""
 
     address: str
     agent: Agent

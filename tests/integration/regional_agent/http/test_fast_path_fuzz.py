@@ -1,6 +1,6 @@
-"""The fast door and uvicorn's own parser say the same of any bytes, also of those that never become a request.
+"""The fast path and uvicorn's own parser say the same of any bytes, also of those that never become a request.
 
-Requests are mutated, cut and sent in pieces, to the fast door and to the same agent without it. A short look by
+Requests are mutated, cut and sent in pieces, to the fast path and to the same agent without it. A short look by
 default; LEASEHOLD_FUZZ_REQUESTS is how many requests are tried.
 """
 
@@ -139,7 +139,7 @@ def summary(data: bytes) -> list[Any]:
 def without_last_refusal(answers: list[Any]) -> list[Any]:
     """Leave out what is said of bytes that are no request behind requests that were answered.
 
-    uvicorn parses all that has come before it answers anything, and closes after the last answer; the fast door answers
+    uvicorn parses all that has come before it answers anything, and closes after the last answer; the fast path answers
     a request before it looks at what follows, and says why it closes. Both close.
     """
     is_refusal = bool(answers) and answers[-1][0] == b"HTTP/1.1 400 Bad Request"
@@ -203,4 +203,4 @@ async def compared(fast: str, slow: str, seed: int) -> list[Any]:
         one, other = await asyncio.gather(answered(fast, tried, quiet_s), answered(slow, tried, quiet_s))
         if one == other:
             return one[0]
-    raise AssertionError(f"seed {seed}: {tried.pieces!r}: {one!r} at the fast door, {other!r} at the other")
+    raise AssertionError(f"seed {seed}: {tried.pieces!r}: {one!r} at the fast path, {other!r} at the other")
