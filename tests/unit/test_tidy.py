@@ -6,7 +6,8 @@ A pattern is written so that it does not find itself here (`T[O]DO`).
 import ast
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePath
 
 import pytest
@@ -33,6 +34,11 @@ TEXT = {
     ".yml",
 }
 MAX_FUNCTION_LINES = 60
+PRODUCT = ("coordinator", "leasehold", "migrations", "protocol", "regional_agent", "web")
+MAX_MODULES = 16  # in one folder of the product
+MIRRORING = ("tests/unit", "tests/integration")
+MIRRORED = ("coordinator", "regional_agent")
+WITHOUT_MIRROR = {"coordinator/state_machine"}  # folders of tests that are about all of a service
 
 # What is refused: where (a regular expression for the path), and what (one for a line).
 REFUSED_LINES = {
@@ -87,6 +93,24 @@ def lua_findings(path: PurePath, text: str) -> Iterator[str]:
             yield f"{path}: a header without '{word.strip(' -')}'"
 
 
+def crowded_folders(paths: Collection[PurePath]) -> Iterator[str]:
+    """Yield the folders of the product that have too many modules."""
+    modules = Counter(path.parent for path in paths if path.suffix == ".py" and path.parts[0] in PRODUCT)
+    for folder, count in modules.items():
+        if count - (folder / "__init__.py" in paths) > MAX_MODULES:
+            yield f"{folder}: {count} modules"
+
+
+def unmirrored_folders(paths: Collection[PurePath]) -> Iterator[str]:
+    """Yield the folders of tests that mirror no folder of the product."""
+    folders = {str(path.parent) for path in paths if path.suffix == ".py"}
+    for root in MIRRORING:
+        for folder in sorted(each.removeprefix(f"{root}/") for each in folders if each.startswith(f"{root}/")):
+            is_mirrored = folder.partition("/")[0] in MIRRORED
+            if is_mirrored and folder not in folders | WITHOUT_MIRROR:
+                yield f"{root}/{folder}: there is no {folder}"
+
+
 def our_files() -> Iterator[Path]:
     for directory, names, files in os.walk(ROOT):
         names[:] = [name for name in names if not re.search(NOT_OURS, name)]
@@ -135,6 +159,20 @@ def test_the_house_is_tidy() -> None:
         for finding in findings(path.relative_to(ROOT), path.read_text(encoding="utf-8"))
     ]
     assert not found, "\n" + "\n".join(sorted(found))
+
+
+def test_no_folder_is_crowded_and_tests_lie_beside_their_capability() -> None:
+    paths = {path.relative_to(ROOT) for path in our_files()}
+    assert not [*crowded_folders(paths), *unmirrored_folders(paths)]
+
+
+def test_a_crowded_folder_and_a_folder_without_a_mirror_are_found() -> None:
+    paths = {PurePath("web", f"module_{number}.py") for number in range(MAX_MODULES + 1)}
+    assert list(crowded_folders(paths)) == [f"web: {MAX_MODULES + 1} modules"]
+    assert not list(crowded_folders(set(list(paths)[1:]) | {PurePath("web/__init__.py")}))
+    strange = PurePath("tests/unit/coordinator/people/test_a.py")
+    assert list(unmirrored_folders({strange})) == ["tests/unit/coordinator/people: there is no coordinator/people"]
+    assert not list(unmirrored_folders({strange, PurePath("coordinator/people/routes.py")}))
 
 
 def test_the_whole_house_is_looked_at() -> None:

@@ -1,1 +1,0 @@
-"""The coordinator as agents meet it."""
