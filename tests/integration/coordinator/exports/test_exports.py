@@ -24,7 +24,7 @@ from coordinator.exports.requests import Export, ExportRequest, ask_export, read
 from coordinator.exports.rules import ExportFormat
 from tests.conftest import restricted
 from tests.integration.coordinator.admin_harness import AdminHarness, Region, Used, problem, sealed
-from tests.integration.coordinator.fixtures import NOON, StandingClock, connected
+from tests.integration.coordinator.fixtures import NOON, StandingClock, connected, put_off
 from tests.integration.coordinator.usage.test_statements import DAY, MAILS, at, close, region
 
 __all__ = ["region"]
@@ -103,6 +103,7 @@ async def test_it_is_of_one_moment_and_of_one_tenant(
 async def test_a_closed_period_is_exported_for_good(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, region: Region
 ) -> None:
+    await put_off(admin_harness.owner, "seal")  # else the coordinator may seal between the close and the export
     await region.exchange(MAILS, frozen=[region.leases[MAILS, DAY] | {"returned": 7}])
     await close(admin_harness)
     assert (await exported(finance, period=DAY))["is_final"] is False  # the seal is from before the last report
