@@ -274,7 +274,7 @@ async def test_a_new_period_ends_the_old_one_and_both_are_reported(
     }
 
 
-async def test_an_old_period_is_forgotten_once_it_is_booked_and_has_ended_for_the_coordinator_too(
+async def test_an_old_period_is_forgotten_once_booked_and_ended_at_the_coordinator(
     scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     old, new = lease_reply(granted=100), lease_reply(period="2026-12", granted=10, first_minute=50_000)
@@ -287,7 +287,7 @@ async def test_an_old_period_is_forgotten_once_it_is_booked_and_has_ended_for_th
     assert [lease.period for lease in batch_of(await freeze(scripts, incarnation)).leases] == ["2026-12"]
 
 
-async def test_evidence_of_an_older_epoch_is_frozen_and_acknowledged_and_all_that_it_was_given_is_given_back(
+async def test_an_older_epochs_usage_is_acknowledged_and_its_grants_are_returned(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, lease_reply(granted=100))

@@ -100,7 +100,7 @@ async def test_a_store_that_stalls_is_unavailable_and_its_late_reply_is_nobody_e
         await connection.close()
 
 
-async def test_an_epoch_goes_on_in_another_incarnation_of_a_store_that_is_exempt_and_in_no_other(
+async def test_an_epoch_goes_on_in_another_incarnation_of_an_exempt_store_only(
     scripts: Scripts, connection: StoreConnection
 ) -> None:
     await scripts.begin_incarnation("life-1", "a" * 16)

@@ -135,7 +135,7 @@ async def test_what_is_granted_late_to_a_period_that_is_over_goes_back(
     assert (await reported(scripts, incarnation))["2026-11"].returned == 5
 
 
-async def test_what_comes_between_the_last_report_and_its_receipt_is_told_before_all_is_forgotten(
+async def test_usage_between_the_last_report_and_its_receipt_is_reported_first(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     """A copy of an older message is answered late, with what was granted meanwhile."""
@@ -160,7 +160,7 @@ async def test_of_a_period_that_is_over_totals_only_move_forward(
     assert (old.granted, old.overage, old.returned) == (100, 2, 102)
 
 
-async def test_a_period_is_forgotten_with_the_batch_that_told_of_it_and_by_no_copy_of_the_receipt(
+async def test_a_period_is_forgotten_with_its_own_batch_and_by_no_copied_receipt(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, NOW, AHEAD)

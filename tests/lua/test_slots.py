@@ -372,7 +372,7 @@ def test_a_share_is_in_force_then_what_is_left_of_it_and_then_the_safe_share(sto
     assert look().limit == 2
 
 
-def test_a_slot_lasts_as_long_as_its_share_says_and_is_extended_only_within_what_is_in_force(
+def test_a_slot_lasts_as_its_share_says_and_is_extended_only_within_it(
     store_of_slots: Slots,
 ) -> None:
     """Whoever counts on the share counts by the `slot_ttl` that was in force when it was given."""

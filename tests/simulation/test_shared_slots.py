@@ -245,7 +245,7 @@ def test_a_region_that_is_cut_off_has_its_safe_share_again_once_no_other_can_use
     assert world.working <= LIMIT
 
 
-def test_a_cut_off_borrower_has_no_more_than_its_safe_share_and_extends_no_more_than_that() -> None:
+def test_a_cut_off_borrower_uses_and_extends_no_more_than_its_safe_share() -> None:
     world = World()
     world.talk_all(4, a=6)
     assert world.take_all("a") == LIMIT
@@ -269,7 +269,7 @@ def test_what_a_lost_store_had_in_use_stays_reserved_until_all_of_it_ran_out() -
     assert sum(world.limits()) == LIMIT
 
 
-def test_a_lost_store_that_is_alone_gets_its_safe_share_when_others_can_have_it_no_more() -> None:
+def test_a_lost_store_alone_gets_its_safe_share_once_no_other_can_have_it() -> None:
     world = World()
     assert world.take_all("b") == 2
     world.regions["b"].begin(ScriptedStore(), is_whole=False)
@@ -300,7 +300,7 @@ def test_what_a_silent_borrower_had_in_use_stays_reserved_until_it_ran_out() -> 
     assert world.working > 0
 
 
-def test_what_was_forgotten_with_a_store_that_was_lost_as_well_is_not_taken_for_known() -> None:
+def test_what_was_forgotten_with_another_lost_store_is_not_taken_for_known() -> None:
     """The lost store's slots beyond its share are forgotten."""
     world = World()
     world.talk_all(4, a=6)

@@ -34,7 +34,7 @@ def test_a_ledger_that_lost_data_is_shown_it_and_goes_on_when_people_have_approv
     assert result.reached["rebased"]  # that it is spoken in again is an invariant
 
 
-def test_a_quarantine_that_ended_and_comes_back_with_the_ledgers_older_state_expires_what_it_is_given_again() -> None:
+def test_a_quarantine_that_returns_with_an_older_ledger_expires_its_new_grants() -> None:
     """The ledger forgets what was granted after the lost position; a rebase grants it again without a request."""
     history = [
         Event(step, kind, region, number)
@@ -71,7 +71,7 @@ def test_a_doubled_reply_does_not_begin_a_period_again_that_was_settled() -> Non
     assert run(1067, 150, history).violation is None
 
 
-def test_a_region_admits_again_when_it_slept_beyond_the_end_of_a_period_that_was_used_up() -> None:
+def test_a_region_admits_again_after_it_slept_past_a_used_up_period() -> None:
     """Agents pause between refusals by a clock that counts on during a suspend, so the pause is over at resume."""
     history = [
         *(Event(0, "demand", region, 10) for region in REGIONS),

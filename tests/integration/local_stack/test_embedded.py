@@ -84,7 +84,7 @@ def test_an_unused_pid_has_no_identity() -> None:
 
 
 @pytest.mark.skipif(not MEMORY.is_dir(), reason="there is no place in memory here")
-def test_what_a_run_that_was_killed_left_in_memory_is_removed_and_what_is_in_use_stays() -> None:
+def test_memory_of_a_killed_run_is_removed_and_memory_in_use_stays() -> None:
     left = MEMORY / f"{NAME_IN_MEMORY}of-a-run-that-was-killed"
     (left / "postgres").mkdir(parents=True)
     with in_memory() as mine, in_memory() as anothers:

@@ -55,7 +55,7 @@ async def shown(agent: Agent) -> dict[str, Any]:
     return found
 
 
-async def test_a_hung_store_makes_the_agent_not_ready_without_any_request_and_the_status_still_answers(
+async def test_a_hung_store_makes_an_idle_agent_not_ready_and_status_still_answers(
     world: World, its_store: Store
 ) -> None:
     agent = await quiet_agent(world, store_url=its_store.url)

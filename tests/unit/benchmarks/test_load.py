@@ -131,7 +131,7 @@ async def test_a_request_that_is_due_while_the_server_stands_still_has_waited() 
     assert {sample.beginning for sample in samples} == {b"+OK\r\n"}
 
 
-async def test_what_is_due_beside_the_load_is_done_then_and_a_pause_of_the_generators_own_is_told_apart() -> None:
+async def test_due_work_runs_beside_the_load_and_generator_pauses_are_reported() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(100):
             writer.write(b"+OK\r\n")

@@ -220,7 +220,7 @@ async def test_a_limit_that_falls_leaves_what_was_debited(
     await all_agree(admin_harness, finance)
 
 
-async def test_what_is_credited_before_anybody_has_asked_is_beyond_the_limit_and_does_not_take_its_place(
+async def test_a_credit_before_the_first_check_is_added_to_the_limit(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, people: People, finance: httpx.AsyncClient
 ) -> None:
     """Work was done without the store, and is told before a first lease."""

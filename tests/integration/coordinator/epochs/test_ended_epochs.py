@@ -61,7 +61,7 @@ async def test_of_a_store_that_lost_data_usage_is_booked_and_returns_are_not(
     assert (pool["unallocated"], pool["consumed"], pool["suspense"]) == (990, 4, 6)
 
 
-async def test_a_store_that_loses_data_may_lose_what_it_had_yet_to_say_of_an_epoch_that_it_once_kept(
+async def test_a_store_that_loses_data_may_lose_reports_of_an_epoch_it_once_kept(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     """Put back to before it said so, it knows less of that epoch than it had admitted, and would give back too much."""
@@ -96,7 +96,7 @@ async def test_what_a_store_says_it_kept_counts_for_that_epoch_only(agent_harnes
     )
 
 
-async def test_an_epoch_that_was_believed_lost_gives_back_all_once_its_store_is_found_alive(
+async def test_an_epoch_believed_lost_returns_all_once_its_store_is_found_alive(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     """Also what it had returned meanwhile, which nobody believed."""

@@ -74,9 +74,7 @@ async def test_two_thousand_invented_periods_in_one_call_leave_postgres_alone(
     assert await rows_of(agent_harness, "quarantine") == 500 * len(by_lane)
 
 
-async def test_a_total_of_an_invented_period_that_the_ledger_never_gave_makes_no_table_either(
-    agent_harness: AgentHarness, agent: Agent
-) -> None:
+async def test_a_total_of_an_invented_period_makes_no_table_either(agent_harness: AgentHarness, agent: Agent) -> None:
     before = await tables(agent_harness)
     leases = [lease(period=hour, granted=5, consumed=3) for hour in hours(2031, 100)]
     assert (await agent.say(1, *leases)).outcome is ExchangeOutcome.LEDGER_REGRESSED

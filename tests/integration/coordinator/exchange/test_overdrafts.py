@@ -70,7 +70,7 @@ async def test_a_new_life_of_a_store_is_given_nothing_again_in_the_period(
     assert sum(await kept(admin_harness)) == 50
 
 
-async def test_a_weight_that_changes_takes_nothing_back_and_gives_only_what_nobody_else_has(
+async def test_a_changed_weight_takes_nothing_back_and_gives_only_what_is_free(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, regions: list[Region]
 ) -> None:
     """Whoever is cut off now does not hear of it."""

@@ -74,7 +74,7 @@ async def test_a_higher_limit_is_there_at_once(
     assert (await pool(admin_harness))["consumed"] == 500
 
 
-async def test_a_lower_limit_takes_nothing_back_that_was_used_and_asks_for_what_regions_hold(
+async def test_a_lower_limit_keeps_what_was_used_and_recalls_what_regions_hold(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, region: Region, notices: asyncio.Queue[str]
 ) -> None:
     await put(admin, "pro")

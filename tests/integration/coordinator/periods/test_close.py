@@ -592,7 +592,7 @@ async def test_what_waits_is_carried_on_when_the_next_month_closes(agent_harness
     assert await word(agent_harness, "2027-01") == ("balanced", [])
 
 
-async def test_what_is_late_is_booked_where_what_was_carried_waits_as_long_as_that_month_is_not_closed(
+async def test_late_usage_is_booked_against_carry_over_until_that_month_closes(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     """In January, while November's three units wait in December: else they would be waited for there for ever."""

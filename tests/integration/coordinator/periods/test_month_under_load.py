@@ -124,7 +124,7 @@ async def close(admin_harness: AdminHarness, other: Connection) -> dict[str, Any
     raise AssertionError("it was never closed")
 
 
-async def test_what_it_has_at_its_close_it_has_for_ever_and_each_later_report_is_a_correction(
+async def test_a_closed_month_never_changes_and_each_later_report_is_a_correction(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, writers: list[Writer], journal: Journal, other: Connection
 ) -> None:
     are_writing, is_closed = asyncio.Barrier(WRITERS + 1), asyncio.Event()
@@ -228,7 +228,7 @@ async def answers(finance: httpx.AsyncClient, as_of: int) -> dict[str, tuple[byt
     return {question: (answer.content, answer.headers["ETag"]) for question, answer in found.items()}
 
 
-async def test_an_answer_as_of_a_seal_is_the_same_after_a_thousand_late_reports_and_three_adjustments(
+async def test_an_answer_as_of_a_seal_survives_late_reports_and_adjustments(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, writers: list[Writer], people: People, other: Connection
 ) -> None:
     await close(admin_harness, other)

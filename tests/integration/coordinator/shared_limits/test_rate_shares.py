@@ -223,7 +223,7 @@ async def rates(agent_harness: AgentHarness, kind: str = "rates", **query: Any) 
     return answer.json()
 
 
-async def test_ops_see_who_has_what_and_what_more_than_the_limit_may_be_beside_the_worst_case(
+async def test_operators_see_shares_overshoot_and_the_worst_case(
     agent_harness: AgentHarness, agents: list[Agent]
 ) -> None:
     await say(agents[0], 90)

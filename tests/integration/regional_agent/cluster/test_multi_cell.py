@@ -246,7 +246,7 @@ async def dies_before_the_last_cell_spends(agent: Agent) -> Cell:
     return last
 
 
-async def test_an_operation_whose_agent_died_can_be_repeated_after_what_was_set_aside_has_run_out(
+async def test_an_operation_of_a_dead_agent_can_be_repeated_after_its_hold_expired(
     limited: World, agent: Agent
 ) -> None:
     """Only in the cells that have not spent it, and once."""
@@ -274,7 +274,7 @@ async def test_what_a_cell_has_lost_of_an_operation_is_taken_there_again(limited
     assert await booked(limited, agent) == {"team": 5, "person": 5, "key": 5}
 
 
-async def test_an_operation_whose_record_vanishes_after_it_was_read_is_charged_in_all_cells(
+async def test_an_operation_whose_record_vanishes_after_reading_is_charged_everywhere(
     limited: World, agent: Agent
 ) -> None:
     await ready(agent, subject("/all"), units=40)
@@ -567,9 +567,7 @@ async def answered(agent: Agent) -> int:
     raise AssertionError("the coordinator never answers")
 
 
-async def test_what_is_central_in_several_cells_is_spent_to_the_scarcest_limit_over_all_regions(
-    world: World, nodes: Nodes
-) -> None:
+async def test_central_quotas_in_several_cells_are_spent_to_the_scarcest_limit(world: World, nodes: Nodes) -> None:
     """One region's three limits lie in three cells, another's in one store; nobody keeps a unit that nobody spent."""
     assert len(set(cells_of(SUBJECT))) == len(ALLOWANCES)
     assert (await world.admin.put("/v1/limits", json=CENTRAL)).is_success

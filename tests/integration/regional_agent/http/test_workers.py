@@ -133,9 +133,7 @@ async def test_all_answer_on_one_port_and_whichever_is_asked_tells_of_all(world:
         assert len({identity(pid) for pid in workers.pids()} - {None}) == 3
 
 
-async def test_one_that_is_killed_under_load_comes_back_and_no_unit_is_sold_or_booked_twice(
-    world: World, tmp_path: Path
-) -> None:
+async def test_a_worker_killed_under_load_is_replaced_and_no_unit_is_booked_twice(world: World, tmp_path: Path) -> None:
     limit = 800
     quotas = [DOCUMENT["quotas"][0] | {"limit": limit}, *DOCUMENT["quotas"][1:]]
     assert (await world.admin.put("/v1/limits", json=DOCUMENT | {"quotas": quotas})).is_success
@@ -227,7 +225,7 @@ async def test_sigterm_reaches_all_and_waits_until_all_is_booked(world: World, t
         assert {identity(pid) for pid in workers.pids()} == {None}
 
 
-async def test_what_one_that_is_killed_had_admitted_without_the_store_is_booked_by_who_takes_its_place(
+async def test_a_killed_workers_local_admissions_are_booked_by_its_successor(
     world: World, its_store: Store, tmp_path: Path
 ) -> None:
     """All keep their journals in one directory. What one holds another leaves alone, as long as it lives."""

@@ -283,7 +283,7 @@ async def test_several_agents_of_a_region_ask_for_the_same(world: World) -> None
 # --- from one to the other --------------------------------------------------------------------------------------------
 
 
-async def test_changing_the_mode_in_the_middle_of_a_period_loses_nothing_and_admits_no_more(world: World) -> None:
+async def test_a_change_of_mode_within_a_period_loses_nothing_and_admits_no_more(world: World) -> None:
     limit = 60
     await world.try_out(in_mode("leased", limit=limit))
     agents = [await world.agent(region) for region in REGIONS]

@@ -148,7 +148,7 @@ async def test_a_batch_that_is_refused_stops_its_lane_and_no_other(world: World,
     await until(lambda: agent.region.exchange_loop.stopped_lanes == {})
 
 
-async def test_an_exchange_that_is_refused_for_a_moment_is_sent_again_and_the_others_are_booked(world: World) -> None:
+async def test_a_briefly_refused_exchange_is_resent_and_the_others_are_booked(world: World) -> None:
     agent = await world.agent()
     _, lane = await spent_and_booked(agent, world)
     refusals: list[int] = []

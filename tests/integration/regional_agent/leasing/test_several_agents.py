@@ -48,7 +48,7 @@ async def test_an_agent_that_dies_in_the_middle_of_an_exchange_leaves_it_to_the_
     assert await world.usage() == 7
 
 
-async def test_two_that_look_back_at_once_forget_an_older_epoch_only_when_all_of_it_is_acknowledged(
+async def test_two_agents_forget_an_older_epoch_only_once_all_of_it_is_acknowledged(
     world: World,
 ) -> None:
     """While one waits for its reply the other is quicker, freezes the lane's next batch, and never hears of it."""

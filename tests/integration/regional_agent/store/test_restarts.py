@@ -90,9 +90,7 @@ async def test_a_replica_or_other_settings_end_the_exemption(
     assert (await world.epochs())[0][1:] == ("fenced", False)
 
 
-async def test_a_store_that_stops_flushing_and_crashes_has_admitted_nothing_that_it_forgets(
-    world: World, tmp_path: Path
-) -> None:
+async def test_a_store_that_crashes_unflushed_has_admitted_nothing_it_forgets(world: World, tmp_path: Path) -> None:
     """Long before anybody looks at its settings again."""
     port, data = free_port(), tmp_path / "store"
     changed: dict[str, Any] = {"decision_timeout_ms": 100, "store_timeout_ms": 100, "report_interval_ms": 60_000}

@@ -126,9 +126,7 @@ async def test_an_agent_that_knows_nothing_of_it_leaves_a_fenced_epoch_too(world
             await spends(agent, 50)
 
 
-async def test_a_store_that_became_a_replica_is_left_and_after_its_promotion_lives_another_incarnation(
-    world: World, tmp_path: Path
-) -> None:
+async def test_a_demoted_store_is_left_and_its_promotion_is_another_incarnation(world: World, tmp_path: Path) -> None:
     with stores(tmp_path, 1) as (port,):
         agent = await world.agent(store_url=embedded.store_url(port, PASSWORD))
         await spends(agent, 5)
@@ -145,7 +143,7 @@ async def test_a_store_that_became_a_replica_is_left_and_after_its_promotion_liv
         await world.agents.aclose()
 
 
-async def test_a_life_that_changed_below_an_open_connection_is_seen_before_an_epoch_is_opened(
+async def test_an_incarnation_that_changed_below_a_connection_is_seen_before_opening(
     world: World, tmp_path: Path
 ) -> None:
     """No error, no lost link: the fingerprint is read again before the compare-and-set, and the connection left."""

@@ -269,9 +269,7 @@ async def test_a_script_that_fails_on_one_key_keeps_nobody_else_from_the_store(w
     assert agent.region.breaker.state is BreakerState.CLOSED
 
 
-async def test_a_local_policy_gives_its_fraction_of_the_share_and_a_closed_one_beside_it_nothing(
-    world: World, its_store: Store
-) -> None:
+async def test_a_local_policy_gives_its_fraction_and_a_closed_one_nothing(world: World, its_store: Store) -> None:
     """Thirty at once for three regions, ten of them this one's: half is five. Nothing comes back within the test."""
     agent = await quiet_agent(world, store_url=its_store.url, breaker_pause_ms=FOR_EVER_MS)
     its_store.stall()

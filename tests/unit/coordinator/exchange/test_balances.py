@@ -331,5 +331,5 @@ def test_over_all_reports_what_is_included_is_the_limit(reports: list[list[int]]
         (Pool(KEY, soft_cap_extension=1), 0),  # its limit is 0, and its cap is soft
     ],
 )
-def test_what_is_within_the_limit_ends_with_it_whatever_that_is_as_soon_as_it_is_known(pool: Pool, left: int) -> None:
+def test_usage_within_the_limit_ends_at_the_limit_as_soon_as_it_is_known(pool: Pool, left: int) -> None:
     assert pool.included_left == left

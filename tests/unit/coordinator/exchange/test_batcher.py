@@ -138,7 +138,7 @@ async def test_a_lane_is_once_in_a_gather_and_keeps_its_order() -> None:
     assert ledger.gathers == [[0], [1, 2, 1], [1], [1]]
 
 
-async def test_who_wants_what_another_transaction_is_at_waits_here_and_goes_with_all_that_do() -> None:
+async def test_wants_of_quotas_in_another_transaction_wait_and_go_together() -> None:
     ledger = Ledger()
     batcher = ExchangeBatcher(ledger.apply)
     tasks = await waiting(batcher, [*(call(lane, wants=["hot"]) for lane in range(4)), call(4, wants=["cold"])])

@@ -146,7 +146,7 @@ def test_a_lease_that_expired_is_settled_to_the_unit_by_its_next_report() -> Non
     assert (lease.state, lease.suspense, pool.grantable) == (LeaseState.ACTIVE, 0, 6)
 
 
-def test_late_evidence_drains_suspense_then_the_estimate_then_what_was_written_off_and_only_then_is_overage() -> None:
+def test_late_usage_drains_suspense_estimate_and_write_off_before_it_is_overage() -> None:
     pool, lease = funded_pool(2, 10), leased(granted=10, outstanding=10)
     set_aside(pool, lease)
     entry = movement(lease, "resolved")

@@ -50,7 +50,7 @@ async def ask_at_once(
     return told
 
 
-def test_all_who_ask_the_same_in_one_turn_are_one_call_and_each_is_told_what_is_left_behind_him() -> None:
+def test_equal_checks_of_one_turn_are_one_call_with_each_its_own_remainder() -> None:
     async def crowd(agent: Agent) -> None:
         before = agent.connection.calls
         told = await ask_at_once(agent)

@@ -79,7 +79,7 @@ def test_once_nothing_is_left_nobody_waits_until_there_is_hope_again() -> None:
     assert (quotas.may_wait(QUOTA), quotas.outlook(QUOTA).is_exhausted) == (True, False)
 
 
-def test_who_lost_hope_for_want_of_an_answer_asks_as_soon_as_the_coordinator_is_heard_again() -> None:
+def test_a_request_that_gave_up_asks_again_once_the_coordinator_is_back() -> None:
     """Pauses grow to half a minute: a region that was cut off was back for so long, and denied still."""
     clock = StandingClock()
     quotas = Quotas(clock)
@@ -99,7 +99,7 @@ def test_who_lost_hope_for_want_of_an_answer_asks_as_soon_as_the_coordinator_is_
     assert quotas.due() == [QUOTA]
 
 
-def test_a_message_that_was_lost_ends_no_hope_but_the_answer_that_nothing_is_there_does() -> None:
+def test_a_lost_message_ends_no_wait_and_an_answer_of_nothing_does() -> None:
     clock = StandingClock()
     quotas = Quotas(clock)
     quotas.start_waiting(QUOTA, 1)

@@ -8,7 +8,7 @@ from regional_agent.leasing.rules.reply_timeout import (
 )
 
 
-def test_a_reply_is_waited_for_longer_where_they_take_long_and_after_each_one_that_did_not_come() -> None:
+def test_the_reply_timeout_grows_with_latency_and_with_each_lost_reply() -> None:
     backoff = exchange_backoff()
     assert [reply_timeout_ms(backoff, rtt) for rtt in (80, 300, 4_000)] == [400, 600, LONGEST_PAUSE_MS]
     backoff.failed(0)

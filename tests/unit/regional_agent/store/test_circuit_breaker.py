@@ -44,7 +44,7 @@ def test_while_one_tries_all_others_do_without(arrivals_ms: list[int]) -> None:
     assert all(breaker.may_call(PAUSE_MS + at_ms) for at_ms in arrivals_ms)
 
 
-def test_a_failed_try_begins_another_pause_and_one_that_was_lost_is_followed_by_another() -> None:
+def test_a_failed_probe_begins_another_pause_and_a_lost_probe_is_replaced() -> None:
     breaker = opened()
     assert breaker.may_call(PAUSE_MS)
     breaker.failed(PAUSE_MS + 100)
