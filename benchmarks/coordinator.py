@@ -55,7 +55,7 @@ from migrations.run import upgrade
 from protocol.clock import SystemClock
 from protocol.identifiers import lane_of
 from protocol.limits.document import LimitsDocument, PeriodKind
-from protocol.messages import Exchange, ExchangeRequest, ExchangeResponse, LeaseWant, LiveState, OpenEpoch
+from protocol.messages import Exchange, ExchangeRequest, ExchangeResponse, LeaseDemand, LiveState, OpenEpoch
 from protocol.outcomes import ExchangeOutcome
 from protocol.periods import Calendar, minute_of, period_at
 from web.serving import collect_garbage_rarely
@@ -135,7 +135,7 @@ class Region:
             ],
         }
         batch = {"epoch": self.epoch, "lane": lane, "seq": self.seqs[lane], "leases": [lease]}
-        live = LiveState(wants=[LeaseWant(quota=quota, waiting=lines or 1)])
+        live = LiveState(demands=[LeaseDemand(quota=quota, waiting=lines or 1)])
         return Exchange(frozen=msgspec.json.encode(batch).decode(), live=live)
 
 

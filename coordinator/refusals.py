@@ -1,4 +1,4 @@
-"""Count and log items that are refused one by one: exchanges, wants, rates and slots."""
+"""Count and log items that are refused one by one: exchanges, demands, rates and slots."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 import structlog
 from prometheus_client import Counter
 
-from protocol.messages import ExchangeReply, WantRefused
+from protocol.messages import ExchangeReply, ItemRefused
 from protocol.outcomes import GrantRefusal
 
 LOG_EVERY_S = 10.0
@@ -32,10 +32,10 @@ class Refusals:
         for reply in replies:
             if reply.fault is not None:
                 self._note(region, "exchange", reply.fault.rule, reply.fault.field, lane=reply.lane, seq=reply.seq)
-            self.note_items(region, "want", reply.refused)
+            self.note_items(region, "demand", reply.refused)
 
-    def note_items(self, region: str, kind: str, refused: Iterable[WantRefused]) -> None:
-        """Note invalid items. `kind`: want, rate or slot. Refusals that follow from a quota are counted elsewhere."""
+    def note_items(self, region: str, kind: str, refused: Iterable[ItemRefused]) -> None:
+        """Note invalid items. `kind`: demand, rate or slot. Refusals that follow from a quota are counted elsewhere."""
         for each in refused:
             if each.refusal is GrantRefusal.INVALID:
                 self._note(region, kind, each.rule or "", (each.reason or "").partition(":")[0])

@@ -107,8 +107,8 @@ class FrozenBatch(ServiceMessage, frozen=True):
     leases: Annotated[list[FrozenLease], Meta(max_length=MAX_LEASES_PER_EXCHANGE)] = []
 
 
-class LeaseWant(ServiceMessage, frozen=True):
-    """What a region wants of one quota now, in its current period."""
+class LeaseDemand(ServiceMessage, frozen=True):
+    """A region's demand for one quota: it requests a grant, in the current period."""
 
     quota: QuotaKey
     held: Units = 0
@@ -117,7 +117,7 @@ class LeaseWant(ServiceMessage, frozen=True):
 
 
 class LiveState(ServiceMessage, frozen=True):
-    wants: Annotated[list[LeaseWant], Meta(max_length=MAX_LEASES_PER_EXCHANGE)] = []
+    demands: Annotated[list[LeaseDemand], Meta(max_length=MAX_LEASES_PER_EXCHANGE)] = []
 
 
 class Exchange(ServiceMessage, frozen=True):
@@ -163,8 +163,8 @@ class LeaseReply(ServiceMessage, frozen=True):
     beyond_limit: Units = 0  # under a soft cap: of the lease and of `unallocated`, so much is beyond the limit
 
 
-class WantRefused(ServiceMessage, frozen=True):
-    """A want, rate or slot that was not accepted. It leads to no lease and no share."""
+class ItemRefused(ServiceMessage, frozen=True):
+    """A demand, rate or slot that was not accepted. It leads to no lease and no share."""
 
     quota: Annotated[str, Meta(description="as it was sent, valid or not; empty if none could be read")]
     refusal: GrantRefusal
@@ -199,7 +199,7 @@ class ExchangeReply(ServiceMessage, frozen=True):
     receipt: Receipt | None = None
     expected_seq: Sequence | None = None
     leases: list[LeaseReply] = []
-    refused: list[WantRefused] = []
+    refused: list[ItemRefused] = []
 
 
 class ExchangeResponse(ServiceMessage, frozen=True):
@@ -269,7 +269,7 @@ class SlotShare(ServiceMessage, frozen=True):
 class SharesResponse(ServiceMessage, frozen=True):
     rates: list[RateShare]
     slots: list[SlotShare] = []
-    refused: list[WantRefused] = []
+    refused: list[ItemRefused] = []
 
 
 # --- signals: hints that never carry truth; what is missed comes with the next exchange -------------------------------

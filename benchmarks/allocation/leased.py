@@ -245,11 +245,11 @@ class Region:
 
     def _speak(self, asked: list[str]) -> None:
         batch = self.store.freeze(self.epoch)
-        live = LiveState(wants=[self.quotas.grant_request(quota) for quota in asked])
+        live = LiveState(demands=[self.quotas.grant_request(quota) for quota in asked])
         self._calls += 1
         self._call, self._asked, self._sent_ms = self._calls, asked, self._network.now_ms
         name, number = name_of(self.number), self._call
-        self._ask(self, ExchangeCall(name, name, [Submission(batch, repr(batch).encode(), live.wants)]), number)
+        self._ask(self, ExchangeCall(name, name, [Submission(batch, repr(batch).encode(), live.demands)]), number)
         reply_within_ms = reply_timeout_ms(self._backoff, self.quotas.round_trip_ms)
         self._network.later(int(reply_within_ms), lambda: self._fail(number))
 
@@ -333,7 +333,7 @@ class Leased:
             region.turn()
 
     def _ask(self, region: Region, call: ExchangeCall, number: int) -> None:
-        about = 1 if call.submissions[0].wants else 0
+        about = 1 if call.submissions[0].demands else 0
         self.asking += about
 
         def answer() -> None:

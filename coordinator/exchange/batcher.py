@@ -65,7 +65,7 @@ class _Waiting(NamedTuple):
 def _waiting(call: ExchangeCall, answer: asyncio.Future[Applied]) -> _Waiting:
     lanes = frozenset((each.batch.epoch, each.batch.lane) for each in call.submissions)
     frozen = (lease.quota for each in call.submissions for lease in each.batch.leases)
-    wanted = (want.quota for each in call.submissions for want in each.wants)
+    wanted = (want.quota for each in call.submissions for want in each.demands)
     return _Waiting(call, answer, lanes, frozenset((*frozen, *wanted)))
 
 

@@ -28,13 +28,13 @@ from protocol.messages import (
     Fingerprint,
     FrozenBatch,
     FrozenLease,
+    ItemRefused,
     Lane,
-    LeaseWant,
+    LeaseDemand,
     Message,
     RateReport,
     SharesRequest,
     SlotReport,
-    WantRefused,
     body_hash,
 )
 from protocol.messages import (
@@ -50,7 +50,7 @@ LONGEST_REASON = 256
 ALWAYS_SHORT = 6  # dimensions: so many with the longest names and values are within MAX_DIMENSIONS_LENGTH
 TWICE = "it is named twice"
 
-Item = TypeVar("Item", LeaseWant, RateReport, SlotReport)
+Item = TypeVar("Item", LeaseDemand, RateReport, SlotReport)
 
 
 # --- envelopes --------------------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ class _Exchange(Message, frozen=True):
 
 
 class _Live(Message, frozen=True):
-    wants: list[msgspec.Raw] = field(default_factory=list)
+    demands: list[msgspec.Raw] = field(default_factory=list)
 
 
 class _Shares(Message, frozen=True):
@@ -88,8 +88,8 @@ class _Name(msgspec.Struct, frozen=True):
 
 class ParsedShares(NamedTuple):
     request: SharesRequest
-    refused_rates: Sequence[WantRefused]
-    refused_slots: Sequence[WantRefused]
+    refused_rates: Sequence[ItemRefused]
+    refused_slots: Sequence[ItemRefused]
 
 
 # --- exchanges --------------------------------------------------------------------------------------------------------
@@ -123,8 +123,8 @@ def _parse_exchange(raw: bytes, lanes: set[tuple[int, int]]) -> Submission | Exc
     if fault := next(_faults(batch, lanes), None):
         return _refuse(fault, exchange.frozen)
     lanes.add((batch.epoch, batch.lane))
-    wants, refusals = _parse_wants(bytes(exchange.live))
-    return Submission(batch, body_hash(exchange.frozen), wants, refusals)
+    demands, refusals = _parse_demands(bytes(exchange.live))
+    return Submission(batch, body_hash(exchange.frozen), demands, refusals)
 
 
 def _refuse(fault: InvalidParameter, frozen: str = "") -> ExchangeReply:
@@ -191,17 +191,17 @@ def _twice(where: str, names: Iterable[object]) -> Iterator[InvalidParameter]:
         seen.add(name)
 
 
-# --- wants, rates and slots -------------------------------------------------------------------------------------------
+# --- demands, rates and slots -----------------------------------------------------------------------------------------
 
 
-def _parse_wants(live: bytes) -> tuple[list[LeaseWant], list[WantRefused]]:
+def _parse_demands(live: bytes) -> tuple[list[LeaseDemand], list[ItemRefused]]:
     try:
-        raws = decode_parts(live, _Live, within="live").wants
+        raws = decode_parts(live, _Live, within="live").demands
     except Problem as problem:
         return [], [_refuse_item("", _fault_of(problem))]
-    wants, refusals = _parse_items(raws[:MAX_LEASES_PER_EXCHANGE], LeaseWant, "live.wants", set())
-    too_many = InvalidParameter("live.wants", "max_length", f"an exchange has at most {MAX_LEASES_PER_EXCHANGE} wants")
-    return wants, [*refusals, *(_refuse_item(_name_of(raw), too_many) for raw in raws[MAX_LEASES_PER_EXCHANGE:])]
+    demands, refusals = _parse_items(raws[:MAX_LEASES_PER_EXCHANGE], LeaseDemand, "live.demands", set())
+    too_many = InvalidParameter("live.demands", "max_length", f"at most {MAX_LEASES_PER_EXCHANGE} in an exchange")
+    return demands, [*refusals, *(_refuse_item(_name_of(raw), too_many) for raw in raws[MAX_LEASES_PER_EXCHANGE:])]
 
 
 def parse_shares(body: bytes) -> ParsedShares:
@@ -217,10 +217,10 @@ def parse_shares(body: bytes) -> ParsedShares:
 
 def _parse_items(
     raws: Iterable[msgspec.Raw], type_: type[Item], where: str, names: set[str]
-) -> tuple[list[Item], list[WantRefused]]:
+) -> tuple[list[Item], list[ItemRefused]]:
     """Parse each item by itself. `names`: quota keys that were named before; those of valid items are added."""
     items: list[Item] = []
-    refusals: list[WantRefused] = []
+    refusals: list[ItemRefused] = []
     for place, raw in enumerate(raws):
         parsed = _parse_item(raw, type_, f"{where}[{place}]", names)
         if isinstance(parsed, InvalidParameter):
@@ -241,9 +241,9 @@ def _parse_item(raw: msgspec.Raw, type_: type[Item], where: str, names: set[str]
     return InvalidParameter(f"{where}.quota", "unique", TWICE) if item.quota in names else item
 
 
-def _refuse_item(quota: str, fault: InvalidParameter) -> WantRefused:
+def _refuse_item(quota: str, fault: InvalidParameter) -> ItemRefused:
     reason = f"{fault.field}: {fault.reason}"[:LONGEST_REASON]
-    return WantRefused(quota=quota, refusal=GrantRefusal.INVALID, rule=fault.rule, reason=reason)
+    return ItemRefused(quota=quota, refusal=GrantRefusal.INVALID, rule=fault.rule, reason=reason)
 
 
 def _name_of(raw: msgspec.Raw) -> str:

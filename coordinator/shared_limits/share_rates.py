@@ -27,7 +27,7 @@ from coordinator.shared_limits.rules import (
     share_out,
 )
 from coordinator.shared_limits.statements import forget_shares, lock_shares, write_shares
-from protocol.messages import RateShare, SharesRequest, SharesResponse, Signal, SlotShare, WantRefused
+from protocol.messages import ItemRefused, RateShare, SharesRequest, SharesResponse, Signal, SlotShare
 from protocol.outcomes import GrantRefusal
 
 FORGOTTEN_AFTER = timedelta(milliseconds=3 * KEPT_MS)
@@ -72,12 +72,12 @@ def decide(
     now_ms: int,
 ) -> tuple[SharesResponse, list[Notice]]:
     """Changes the shares of what is shared; says why the rest is not."""
-    refused: list[WantRefused] = []
+    refused: list[ItemRefused] = []
     answers: dict[str, Answer] = {}
     for quota, report in _reports(region, request):
         about = terms[quota]
         if isinstance(about, GrantRefusal):
-            refused.append(WantRefused(quota=quota, refusal=about))
+            refused.append(ItemRefused(quota=quota, refusal=about))
         else:
             answers[quota] = share_out(shares[quota], report, about, now_ms)
     rates = [

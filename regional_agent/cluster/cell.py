@@ -114,8 +114,8 @@ class Cell:
         shares = [
             f"the share of {each.name} is refused: {each.reason}" for each in self.share_loop.set_aside.items(now_ms)
         ]
-        wants = [f"leases of {each.name} are refused: {each.reason}" for each in self.quotas.set_aside.items(now_ms)]
-        return [*lanes, *reversed(wants), *reversed(shares)]
+        demands = [f"leases of {each.name} are refused: {each.reason}" for each in self.quotas.set_aside.items(now_ms)]
+        return [*lanes, *reversed(demands), *reversed(shares)]
 
     async def update_hold(self, hold: HoldId, action: str, amount: int = 0) -> HoldState:
         """Apply an action to what a hold has set aside here. Raises StoreUnavailable or StoreError."""

@@ -110,7 +110,7 @@ class Delivery:
         exchanges = [
             Exchange(
                 frozen=frozen.batch.bytes,
-                live=LiveState(wants=[self._quotas.grant_request(quota) for quota in frozen.requested]),
+                live=LiveState(demands=[self._quotas.grant_request(quota) for quota in frozen.requested]),
             )
             for frozen in frozen_lanes
         ]

@@ -100,6 +100,6 @@ class LaneFaults:
 
     def set_quota_aside(self, quota: str, reason: str) -> None:
         """Stop requesting grants of a quota that the coordinator refused as it is."""
-        self._metrics.refusals.items.labels("want").inc()
+        self._metrics.refusals.items.labels("demand").inc()
         log.error("grant request refused: the quota is set aside", quota=quota, reason=reason)
         self._quotas.set_quota_aside(quota, reason)

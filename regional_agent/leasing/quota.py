@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import partial
 
 from protocol.backoff import Backoff
-from protocol.messages import LeaseWant
+from protocol.messages import LeaseDemand
 from protocol.outcomes import GrantRefusal
 from protocol.units import MAX_UNITS
 from regional_agent.leasing.rules.demand import Demand
@@ -99,9 +99,9 @@ class Quota(ABC):
             self.requested_at_ms = now_ms
         self.is_requested = True
 
-    def grant_request(self, now_ms: int) -> LeaseWant:
+    def grant_request(self, now_ms: int) -> LeaseDemand:
         self.begin_request()
-        return LeaseWant(
+        return LeaseDemand(
             quota=self.name,
             demand_milli=self.demand.per_second_milli(now_ms),
             waiting=min(self.waiting, MAX_UNITS),

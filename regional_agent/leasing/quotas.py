@@ -16,7 +16,7 @@ from typing import NamedTuple
 import structlog
 
 from protocol.clock import Clock
-from protocol.messages import ExchangeReply, LeaseReply, LeaseWant
+from protocol.messages import ExchangeReply, LeaseDemand, LeaseReply
 from protocol.outcomes import GrantRefusal
 from regional_agent.admission.rules.denial_causes import LeaseOutlook
 from regional_agent.leasing.central import CentralQuota
@@ -246,7 +246,7 @@ class Quotas:
         first_ms = self._schedule.first_due_ms()
         return None if first_ms is None else max(0, first_ms - self._clock.monotonic_ms())
 
-    def grant_request(self, name: str) -> LeaseWant:
+    def grant_request(self, name: str) -> LeaseDemand:
         return self._quota(name).grant_request(self._clock.monotonic_ms())
 
     def set_held(self, name: str, units: int) -> None:

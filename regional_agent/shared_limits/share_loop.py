@@ -14,7 +14,7 @@ import structlog
 
 from protocol.clock import Clock
 from protocol.limits.rates import Rate
-from protocol.messages import RateReport, RateShare, SharesRequest, SharesResponse, SlotReport, SlotShare, WantRefused
+from protocol.messages import ItemRefused, RateReport, RateShare, SharesRequest, SharesResponse, SlotReport, SlotShare
 from protocol.outcomes import DenialReason, GrantRefusal
 from regional_agent.admission.policies import Policies
 from regional_agent.leasing.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
@@ -254,7 +254,7 @@ class ShareLoop:
                 refused=first.refused + second.refused,
             )
 
-    def _refuse(self, limit: SharedLimit, refused: WantRefused, now_ms: int) -> None:
+    def _refuse(self, limit: SharedLimit, refused: ItemRefused, now_ms: int) -> None:
         """Report a limit no more for a while. The region keeps its base share."""
         self._set_due(limit, None)
         limit.refused_until_ms = now_ms + REFUSED_MS
@@ -295,8 +295,8 @@ class ShareLoop:
                 self._set_due(limit, sent_ms + URGENT_AFTER_MS)
 
 
-def _invalid(quota: str, reason: str) -> WantRefused:
-    return WantRefused(quota=quota, refusal=GrantRefusal.INVALID, reason=reason)
+def _invalid(quota: str, reason: str) -> ItemRefused:
+    return ItemRefused(quota=quota, refusal=GrantRefusal.INVALID, reason=reason)
 
 
 def _terms(charge: RateCharge) -> Rate:

@@ -266,7 +266,7 @@ class PartitionState(NamedTuple):
 
 
 class AgentRateDemand(NamedTuple):
-    """What an agent wants of a rate that regions share."""
+    """The demand of one agent for a rate that regions share."""
 
     quota: str
     base_share: Rate
@@ -275,7 +275,7 @@ class AgentRateDemand(NamedTuple):
 
 
 class AgentSlotDemand(NamedTuple):
-    """What an agent wants of slots that regions share."""
+    """The demand of one agent for slots that regions share."""
 
     slots: SlotCharge
     waiting: int  # units that this agent could not get lately

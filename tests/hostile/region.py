@@ -110,7 +110,7 @@ class HostileRegion:
     async def attack_garbage(self) -> None:
         batch = {"epoch": self._epoch, "lane": 0, "seq": 1, "leases": [_lease("/" * 600, "1990-13", -1)]}
         for frozen in ("{}", "null", "[" * 5000, msgspec.json.encode(batch).decode()):
-            await self._send([{"frozen": frozen, "live": {"wants": [{"quota": "x" * 5000}, 7]}}])
+            await self._send([{"frozen": frozen, "live": {"demands": [{"quota": "x" * 5000}, 7]}}])
 
     # --- how it says it -----------------------------------------------------------------------------------------------
 
@@ -128,9 +128,9 @@ class HostileRegion:
     async def _report(self, seq: int, leases: Sequence[Any], quota: str) -> None:
         await self._exchange(quota, seq, leases, [])
 
-    async def _exchange(self, quota: str, seq: int, leases: Sequence[Any], wants: Sequence[Any]) -> None:
+    async def _exchange(self, quota: str, seq: int, leases: Sequence[Any], demands: Sequence[Any]) -> None:
         batch = {"epoch": self._epoch, "lane": lane_of(quota, self._lanes), "seq": seq, "leases": leases}
-        await self._send([{"frozen": msgspec.json.encode(batch).decode(), "live": {"wants": wants}}])
+        await self._send([{"frozen": msgspec.json.encode(batch).decode(), "live": {"demands": demands}}])
 
     async def _send(self, exchanges: Sequence[Any]) -> None:
         body = {"fingerprint": FINGERPRINT, "exchanges": exchanges}

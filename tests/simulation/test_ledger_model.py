@@ -349,7 +349,7 @@ class Both:
         assert transaction.lost == ([(call.region, list(applied.lost))] if applied.lost else [])
 
     def _live(self, lane: int) -> LiveState:
-        wants = [
+        demands = [
             {
                 "quota": quota,
                 "demand_milli": self.chance.choice([0, 5_000, 40_000]),
@@ -358,7 +358,7 @@ class Both:
             for quota in QUOTAS
             if lane_of(quota, LANES) == lane
         ]
-        return msgspec.convert({"wants": wants}, LiveState)
+        return msgspec.convert({"demands": demands}, LiveState)
 
     def _batch(self, epoch: int, lane: int) -> str:
         """Mostly what an honest region would say; now and then a wrong number, total or line."""

@@ -36,7 +36,7 @@ from coordinator.webhooks.rules import Event, overdrawn_event, suspense_events, 
 from protocol.identifiers import parse_quota_key
 from protocol.lease import LeaseState
 from protocol.limits.document import AllowanceQuota, thresholds_of
-from protocol.messages import WantRefused
+from protocol.messages import ItemRefused
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
 
 
@@ -57,7 +57,7 @@ class DecidedExchange(NamedTuple):
     booked: BookedReport | None  # None if its number does not count
     leases: Mapping[Key, Lease]
     current_keys: Iterable[Key]
-    refused: Sequence[WantRefused]
+    refused: Sequence[ItemRefused]
     refusals: Mapping[Key, GrantRefusal | None]  # why a lease got nothing or less than was wanted
 
 

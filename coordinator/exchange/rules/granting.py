@@ -33,7 +33,7 @@ from coordinator.rebalancing.rules.division import (
 )
 from protocol.lease import LeaseEvent, LeaseState, after
 from protocol.limits.document import Mode
-from protocol.messages import LeaseWant, WantRefused
+from protocol.messages import ItemRefused, LeaseDemand
 from protocol.outcomes import GrantRefusal
 from protocol.periods import Period, next_period, period_at, period_of
 
@@ -45,7 +45,7 @@ class GrantRequest(NamedTuple):
     """A want that a lease may answer."""
 
     key: Key
-    want: LeaseWant
+    want: LeaseDemand
     entitlement: Entitlement
     in_flight: int = 0  # granted before, but not yet known to the region when it sent the want
     is_ahead: bool = False  # of the period after the current one
@@ -111,7 +111,7 @@ class PoolView(NamedTuple):
         return self.division.part_of(self.overdraft, region) if self.overdraft else 0
 
 
-# --- from wants to requests -------------------------------------------------------------------------------------------
+# --- from demands to requests -----------------------------------------------------------------------------------------
 
 
 class EntitledPeriod(NamedTuple):
@@ -141,19 +141,19 @@ def find_entitled_period(
 
 
 def make_grant_requests(
-    wants: Iterable[LeaseWant], find: FindEntitledPeriod
-) -> tuple[list[GrantRequest], list[WantRefused]]:
+    demands: Iterable[LeaseDemand], find: FindEntitledPeriod
+) -> tuple[list[GrantRequest], list[ItemRefused]]:
     """Return requests to leases of the current period, near its end to those of the next as well, and refused wants."""
     requests, refused = list[GrantRequest](), []
-    for want in wants:
+    for want in demands:
         entitled = find(want.quota)
         if isinstance(entitled, GrantRefusal):
-            refused.append(WantRefused(quota=want.quota, refusal=entitled))
+            refused.append(ItemRefused(quota=want.quota, refusal=entitled))
             continue
         requests.append(GrantRequest(entitled.key, want, entitled.entitlement))
         if entitled.ahead:
             # Requests wait, and units are held, in the current period. Of the next one only the demand is known.
-            ahead = LeaseWant(quota=want.quota, demand_milli=want.demand_milli)
+            ahead = LeaseDemand(quota=want.quota, demand_milli=want.demand_milli)
             requests.append(GrantRequest(entitled.ahead, ahead, entitled.entitlement, is_ahead=True))
     return requests, refused
 

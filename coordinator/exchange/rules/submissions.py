@@ -2,7 +2,7 @@
 
     Submission   one exchange of a request, parsed
     Classified   its lane is locked: whether it counts, by its number and bytes; which keys belong to its lane
-    Matched      the catalogue is read: what it wants, which wants are refused, and which pools it needs
+    Matched      the catalogue is read: its demands, which of them are refused, and which pools it needs
 
 Each is a value made by one function from the one before. An exchange that is refused (a gap, a conflict, lost data, …)
 changes nothing and delays none of the others.
@@ -36,7 +36,7 @@ from coordinator.exchange.rules.settlement import (
 from coordinator.limits.rules.entitlement import Catalogue
 from protocol.identifiers import lane_of
 from protocol.limits.document import Mode
-from protocol.messages import ExchangeFault, ExchangeReply, FrozenBatch, LeaseWant, WantRefused
+from protocol.messages import ExchangeFault, ExchangeReply, FrozenBatch, ItemRefused, LeaseDemand
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
 
 LONGEST_REASON = 256
@@ -47,8 +47,8 @@ class Submission(NamedTuple):
 
     batch: FrozenBatch
     body_hash: bytes
-    wants: Sequence[LeaseWant]
-    refused: Sequence[WantRefused] = ()  # wants that are malformed
+    demands: Sequence[LeaseDemand]
+    refused: Sequence[ItemRefused] = ()  # malformed demands
 
 
 class ExchangeCall(NamedTuple):
@@ -68,16 +68,16 @@ class Classified(NamedTuple):
     body_hash: bytes
     lane: Lane | None  # None if it was not issued to the region
     verdict: Verdict
-    wants: Sequence[LeaseWant]  # those that belong to its lane
-    refused: Sequence[WantRefused]
+    demands: Sequence[LeaseDemand]  # those that belong to its lane
+    refused: Sequence[ItemRefused]
 
 
 class Matched(NamedTuple):
-    """An exchange whose wants are matched with the limits in force, so that its pools are known."""
+    """An exchange whose demands are matched with the limits in force, so that its pools are known."""
 
     exchange: Classified
     requests: Sequence[GrantRequest]
-    refused: Sequence[WantRefused]
+    refused: Sequence[ItemRefused]
     keys: Sequence[Key]  # the pools it is about, each once
     new_keys: Sequence[Key]  # pools and leases that must exist from now on
     current_keys: Collection[Key]  # those of the periods that wanted quotas are in now
@@ -98,7 +98,7 @@ class Matched(NamedTuple):
 
 def wanted_quotas(calls: Iterable[ExchangeCall]) -> set[str]:
     """Return the quota keys whose limits the decision takes."""
-    return {want.quota for call in calls for submission in call.submissions for want in submission.wants}
+    return {want.quota for call in calls for submission in call.submissions for want in submission.demands}
 
 
 def regional_quotas(calls: Iterable[ExchangeCall], catalogue: Catalogue) -> set[str]:
@@ -116,16 +116,16 @@ def classify(calls: Iterable[ExchangeCall], lanes: Mapping[tuple[int, int], Lane
 
 
 def _classify(call: ExchangeCall, submission: Submission, lanes: Mapping[tuple[int, int], Lane]) -> Classified:
-    batch, body_hash, wants, refused = submission
+    batch, body_hash, demands, refused = submission
     lane = lanes.get((batch.epoch, batch.lane))
     verdict = judge_number(lane, call.fingerprint, batch.seq, body_hash)
     if lane is not None:
         verdict = _refuse_foreign_lease(batch, lane) or verdict
-        own_lanes = [lane_of(want.quota, lane.lanes) for want in wants]
-        foreign = [(want.quota, own) for want, own in zip(wants, own_lanes, strict=True) if own != lane.lane]
-        wants = [want for want, own in zip(wants, own_lanes, strict=True) if own == lane.lane]
+        own_lanes = [lane_of(want.quota, lane.lanes) for want in demands]
+        foreign = [(want.quota, own) for want, own in zip(demands, own_lanes, strict=True) if own != lane.lane]
+        demands = [want for want, own in zip(demands, own_lanes, strict=True) if own == lane.lane]
         refused = [*refused, *(_refuse_foreign_want(*each) for each in foreign)]
-    return Classified(call.region, batch, body_hash, lane, verdict, wants, refused)
+    return Classified(call.region, batch, body_hash, lane, verdict, demands, refused)
 
 
 def _refuse_foreign_lease(batch: FrozenBatch, lane: Lane) -> Verdict | None:
@@ -137,8 +137,8 @@ def _refuse_foreign_lease(batch: FrozenBatch, lane: Lane) -> Verdict | None:
     return None
 
 
-def _refuse_foreign_want(quota: str, lane: int) -> WantRefused:
-    return WantRefused(quota=quota, refusal=GrantRefusal.INVALID, rule="lane", reason=_belongs(quota, lane))
+def _refuse_foreign_want(quota: str, lane: int) -> ItemRefused:
+    return ItemRefused(quota=quota, refusal=GrantRefusal.INVALID, rule="lane", reason=_belongs(quota, lane))
 
 
 def _belongs(quota: str, lane: int) -> str:
@@ -151,30 +151,30 @@ def _belongs(quota: str, lane: int) -> str:
 def match_wants(
     exchanges: Iterable[Classified], catalogue: Catalogue, terms: LeaseTerms, now: datetime
 ) -> list[Matched]:
-    """Match wants with the limits in force, and find the pools that each exchange needs."""
+    """Match demands with the limits in force, and find the pools that each exchange needs."""
     entitled = cache(lambda quota: find_entitled_period(catalogue, quota, terms, now))  # many want the same quota
     return [_match(each, catalogue, entitled) for each in exchanges]
 
 
 def _match(exchange: Classified, catalogue: Catalogue, entitled: FindEntitledPeriod) -> Matched:
     requests: Sequence[GrantRequest] = ()
-    refused: list[WantRefused] = []
+    refused: list[ItemRefused] = []
     if exchange.verdict.is_answered:
         if exchange.lane and exchange.lane.epoch_state is not EpochState.CURRENT:
-            refused = _refuse_all(exchange.wants, GrantRefusal.EPOCH_FENCED)
+            refused = _refuse_all(exchange.demands, GrantRefusal.EPOCH_FENCED)
         elif not catalogue.is_active(exchange.region):
             # Answered, and not left out: whoever waits for it would wait in vain.
-            refused = _refuse_all(exchange.wants, GrantRefusal.REGION_NOT_ACTIVE)
+            refused = _refuse_all(exchange.demands, GrantRefusal.REGION_NOT_ACTIVE)
         else:
-            requests, refused = make_grant_requests(exchange.wants, entitled)
+            requests, refused = make_grant_requests(exchange.demands, entitled)
     return _with_keys(exchange, requests, [*exchange.refused, *refused])
 
 
-def _refuse_all(wants: Iterable[LeaseWant], refusal: GrantRefusal) -> list[WantRefused]:
-    return [WantRefused(quota=want.quota, refusal=refusal) for want in wants]
+def _refuse_all(demands: Iterable[LeaseDemand], refusal: GrantRefusal) -> list[ItemRefused]:
+    return [ItemRefused(quota=want.quota, refusal=refusal) for want in demands]
 
 
-def _with_keys(exchange: Classified, requests: Sequence[GrantRequest], refused: Sequence[WantRefused]) -> Matched:
+def _with_keys(exchange: Classified, requests: Sequence[GrantRequest], refused: Sequence[ItemRefused]) -> Matched:
     reported, wanted = exchange.batch.leases, [request.key for request in requests]
     new_keys: Sequence[Key] = ()
     if exchange.verdict.is_applied:
@@ -186,7 +186,7 @@ def _with_keys(exchange: Classified, requests: Sequence[GrantRequest], refused: 
     return Matched(exchange, requests, refused, keys, new_keys, current_keys, {})
 
 
-# --- reports and wants that are not plausible, or beyond a budget -----------------------------------------------------
+# --- reports and demands that are not plausible, or beyond a budget -----------------------------------------------------
 
 
 def hold_implausible_reports(
@@ -209,7 +209,7 @@ def hold_implausible_reports(
 def keep_within_budgets(
     exchanges: list[Matched], unseen: Collection[str], new_periods: Collection[str], take: Take
 ) -> list[Matched]:
-    """Refuse wants, and keep reports for people, that would make more new keys or periods than their region may.
+    """Refuse demands, and keep reports for people, that would make more new keys or periods than their region may.
 
     `unseen`: the quota keys that have no pool in any period. `new_periods`: those that are not in the ledger.
     """
@@ -245,7 +245,7 @@ def _refuse_beyond_budget(each: Matched, beyond: _BeyondBudget) -> Matched:
     refused = dict.fromkeys(request.key.quota for request in each.requests if request.key.quota in beyond.quotas)
     if refused:
         reason = "the region has wanted too many new keys in this minute"
-        refusals = [WantRefused(quota=quota, refusal=GrantRefusal.OVER_BUDGET, reason=reason) for quota in refused]
+        refusals = [ItemRefused(quota=quota, refusal=GrantRefusal.OVER_BUDGET, reason=reason) for quota in refused]
         requests = [request for request in each.requests if request.key.quota not in refused]
         each = _hold(_with_keys(each.exchange, requests, [*each.refused, *refusals]), each.held)
     return _hold(each, dict.fromkeys(beyond.reports, QuarantineReason.OVER_BUDGET)) if beyond.reports else each

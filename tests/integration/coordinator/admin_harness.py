@@ -110,7 +110,7 @@ class Region:
     async def use(self, quota: str, period: str, used: Sequence[Used]) -> None:
         """Leases what it needs and has it booked as used, in two exchanges."""
         tenant = quota.partition("tenant=")[2]
-        await self.exchange(quota, wants=[{"quota": quota, "waiting": sum(each.units for each in used)}])
+        await self.exchange(quota, demands=[{"quota": quota, "waiting": sum(each.units for each in used)}])
         lease = self.leases[quota, period]
         lease["consumed"] += sum(each.units for each in used)
         lines = [
@@ -123,11 +123,11 @@ class Region:
         ]
         await self.exchange(quota, frozen=[lease | {"lines": lines}])
 
-    async def exchange(self, quota: str, *, frozen: Sequence[Any] = (), wants: Sequence[Any] = ()) -> None:
+    async def exchange(self, quota: str, *, frozen: Sequence[Any] = (), demands: Sequence[Any] = ()) -> None:
         lane = lane_of(quota, self.lanes)
         seq = self.seqs[lane] = self.seqs.get(lane, 0) + 1
         batch = {"epoch": self.epoch, "lane": lane, "seq": seq, "leases": frozen}
-        exchange = {"frozen": msgspec.json.encode(batch).decode(), "live": {"wants": wants}}
+        exchange = {"frozen": msgspec.json.encode(batch).decode(), "live": {"demands": demands}}
         body = {"fingerprint": FINGERPRINT, "exchanges": [exchange]}
         answer = await self.client.post(f"/v1/regions/{self.name}/exchanges", json=body)
         assert answer.status_code == 200, answer.text

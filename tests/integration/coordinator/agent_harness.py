@@ -63,8 +63,8 @@ def want(quota: str = EXPORTS, *, waiting: int = 0, demand_milli: int = 0) -> di
     return {"quota": quota, "waiting": waiting, "demand_milli": demand_milli}
 
 
-def exchange(frozen: str, wants: Sequence[Any] = ()) -> dict[str, Any]:
-    return {"frozen": frozen, "live": {"wants": list(wants)}}
+def exchange(frozen: str, demands: Sequence[Any] = ()) -> dict[str, Any]:
+    return {"frozen": frozen, "live": {"demands": list(demands)}}
 
 
 @dataclass
@@ -93,9 +93,9 @@ class Agent:
         assert answer.status_code == 200, answer.text
         return msgspec.json.decode(answer.content, type=ExchangeResponse)
 
-    async def say(self, seq: int, *leases: Any, wants: Sequence[Any] = (), quota: str = EXPORTS) -> ExchangeReply:
+    async def say(self, seq: int, *leases: Any, demands: Sequence[Any] = (), quota: str = EXPORTS) -> ExchangeReply:
         """One exchange of one lane."""
-        response = await self.call(exchange(self.frozen(seq, *leases, quota=quota), wants))
+        response = await self.call(exchange(self.frozen(seq, *leases, quota=quota), demands))
         return response.replies[0]
 
     async def open(self, nonce: str | None = None, **more: Any) -> httpx.Response:

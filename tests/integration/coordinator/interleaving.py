@@ -32,10 +32,10 @@ Step = Callable[[Connection], Awaitable[T]]
 
 
 def says(
-    agent_harness: AgentHarness, agent: Agent, seq: int, *leases: Any, quota: str = EXPORTS, wants: Sequence[Any] = ()
+    agent_harness: AgentHarness, agent: Agent, seq: int, *leases: Any, quota: str = EXPORTS, demands: Sequence[Any] = ()
 ) -> Step[ExchangeReply]:
     """One exchange, as a coordinator applies it."""
-    live = msgspec.convert({"wants": wants}, LiveState)
+    live = msgspec.convert({"demands": demands}, LiveState)
     exchanges = [Exchange(frozen=agent.frozen(seq, *leases, quota=quota), live=live)]
     return says_all(agent_harness, agent, exchanges)
 

@@ -51,12 +51,12 @@ async def test_a_recall_goes_to_who_holds_and_a_grant_to_who_waits(agent_harness
     async with agent_harness.served() as url:
         east, west = await agent_harness.agent("us-east", url), await agent_harness.agent("eu-west", url)
         async with stream(east.client, "us-east") as east_hears, stream(west.client, "eu-west") as west_hears:
-            await east.say(1, wants=[want(waiting=10)])
-            assert leased(await west.say(1, wants=[want(waiting=4)])).granted == 0
+            await east.say(1, demands=[want(waiting=10)])
+            assert leased(await west.say(1, demands=[want(waiting=4)])).granted == 0
             assert await east_hears.next() == Signal(kind="recall", quota=EXPORTS, keep=0)
             await east.say(2, lease(granted=10, consumed=3, returned=7))
             assert await west_hears.next() == Signal(kind="grant", quota=EXPORTS)
-            assert leased(await west.say(2, lease(), wants=[want(waiting=4)])).granted == 4
+            assert leased(await west.say(2, lease(), demands=[want(waiting=4)])).granted == 4
 
 
 async def test_what_was_rolled_back_is_never_signalled(agent_harness: AgentHarness) -> None:

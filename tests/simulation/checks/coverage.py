@@ -14,7 +14,7 @@ _A, _E, _F, _L = LeaseState.ACTIVE, LeaseState.EXPIRED, LeaseState.FENCED, Lease
 _Q, _R, _C = LeaseState.QUARANTINED, LeaseState.RETIRED, LeaseState.CLOSED
 
 _NEVER_ASKED: tuple[tuple[LeaseEvent, tuple[LeaseState, ...], str], ...] = (
-    (LeaseEvent.GRANT, (_F, _L, _R), "wants of an epoch that is over are refused before its leases are looked at"),
+    (LeaseEvent.GRANT, (_F, _L, _R), "demands of an epoch that is over are refused before its leases are looked at"),
     (LeaseEvent.GRANT, (_C,), "wanted is what runs or comes next, and only what is over is closed"),
     (LeaseEvent.REPORT, (_R,), "what a retired epoch says is kept for people, and never settled"),
     (LeaseEvent.REPORT, (_C,), "what is late for a closed period is booked in its correction"),

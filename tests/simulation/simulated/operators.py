@@ -367,5 +367,5 @@ _NEVER_GRANTED = FrozenLease(
 
 def _exchange(epoch: int, lane: int, seq: int, fingerprint: str, *leases: FrozenLease) -> bytes:
     frozen = msgspec.json.encode({"epoch": epoch, "lane": lane, "seq": seq, "leases": leases}).decode()
-    exchanges = [Exchange(frozen=frozen, live=LiveState(wants=[]))]
+    exchanges = [Exchange(frozen=frozen, live=LiveState(demands=[]))]
     return msgspec.json.encode(ExchangeRequest(fingerprint=fingerprint, exchanges=exchanges))

@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry, Counter
 from structlog.testing import capture_logs
 
 from coordinator.refusals import LOG_EVERY_S, MOST_REMEMBERED, Refusals
-from protocol.messages import ExchangeFault, ExchangeReply, WantRefused
+from protocol.messages import ExchangeFault, ExchangeReply, ItemRefused
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
 
 FAULT = ExchangeFault(field="frozen.leases[0].granted", rule="minimum", reason="Expected `int` >= 0")
@@ -51,13 +51,13 @@ def test_many_are_counted_and_one_line_in_a_while_says_how_many_it_left_out() ->
 
 def test_wants_that_are_refused_for_a_reason_of_the_quota_are_no_malformed_items() -> None:
     stand = Stand()
-    bad = WantRefused(quota="x", refusal=GrantRefusal.INVALID, rule="quota_key", reason="live.wants[0].quota: no key")
-    exhausted = WantRefused(quota="exports:tenant=acme", refusal=GrantRefusal.EXHAUSTED)
+    bad = ItemRefused(quota="x", refusal=GrantRefusal.INVALID, rule="quota_key", reason="live.demands[0].quota: no key")
+    exhausted = ItemRefused(quota="exports:tenant=acme", refusal=GrantRefusal.EXHAUSTED)
     reply = ExchangeReply(outcome=ExchangeOutcome.APPLIED, lane=0, seq=1, refused=[bad, exhausted])
     with capture_logs() as logs:
         stand.refusals.note_replies("us-east", [reply])
-    assert stand.counted("us-east", "want", "quota_key") == 1
-    assert [(line["kind"], line["field"]) for line in logs] == [("want", "live.wants[0].quota")]
+    assert stand.counted("us-east", "demand", "quota_key") == 1
+    assert [(line["kind"], line["field"]) for line in logs] == [("demand", "live.demands[0].quota")]
 
 
 def test_what_is_remembered_for_the_log_is_bounded() -> None:

@@ -22,7 +22,7 @@ from protocol.limits.rates import (
     parse_rate,
     share_of,
 )
-from protocol.messages import FrozenBatch, LeaseWant, body_hash
+from protocol.messages import FrozenBatch, LeaseDemand, body_hash
 
 ROOT = Path(__file__).parents[3]
 LANES = [3, 2, 3]  # in the names of keys of stores that are in use
@@ -78,7 +78,7 @@ def test_wrong_units_are_refused() -> None:
         with pytest.raises(msgspec.ValidationError):
             msgspec.json.decode(text, type=FrozenBatch)
     with pytest.raises(msgspec.ValidationError):
-        msgspec.json.decode(b'{"quota":"q:","waiting":-1}', type=LeaseWant)
+        msgspec.json.decode(b'{"quota":"q:","waiting":-1}', type=LeaseDemand)
 
 
 def test_an_exchange_is_its_bytes() -> None:

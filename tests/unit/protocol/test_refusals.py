@@ -2,7 +2,7 @@
 
 import msgspec
 
-from protocol.messages import ExchangeFault, ExchangeReply, ExchangeResponse, SharesResponse, WantRefused
+from protocol.messages import ExchangeFault, ExchangeReply, ExchangeResponse, ItemRefused, SharesResponse
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
 
 
@@ -14,7 +14,7 @@ def test_a_refused_exchange_needs_neither_lane_nor_seq() -> None:
 
 
 def test_a_refused_want_is_named_as_it_was_sent_even_if_it_is_no_quota_key() -> None:
-    refused = WantRefused(
+    refused = ItemRefused(
         quota="/" * 2000, refusal=GrantRefusal.INVALID, reason="quota: Expected `str` of length <= 512"
     )
     sent = msgspec.json.encode(SharesResponse(rates=[], refused=[refused]))

@@ -141,7 +141,7 @@ async def test_a_lower_limit_takes_no_credit_away(
     await people.adjusted()
     lower = [quota | {"limit": 60} if quota["name"] == "exports" else quota for quota in DOCUMENT["quotas"]]
     await admin.put("/v1/limits", json=DOCUMENT | {"quotas": lower})
-    await region.exchange(ACME, wants=[{"quota": ACME, "waiting": 1}])
+    await region.exchange(ACME, demands=[{"quota": ACME, "waiting": 1}])
     found = await pool(admin_harness)
     assert (found["funded"], found["credited"], found["unallocated"]) == (60, 100, 99)
 
@@ -192,11 +192,11 @@ async def test_a_debit_is_of_the_limit_and_not_of_what_can_be_had_beyond_it(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, region: Region, people: People, finance: httpx.AsyncClient
 ) -> None:
     await softly(admin)
-    await region.exchange(ACME, wants=[{"quota": ACME, "waiting": 800}])
+    await region.exchange(ACME, demands=[{"quota": ACME, "waiting": 800}])
     for _ in range(2):
-        await region.exchange(ACME, wants=[{"quota": ACME, "waiting": 1}])  # there is always more
+        await region.exchange(ACME, demands=[{"quota": ACME, "waiting": 1}])  # there is always more
         await people.adjusted(kind="debit", units=500)
-    await region.exchange(ACME, wants=[{"quota": ACME, "waiting": 1}])
+    await region.exchange(ACME, demands=[{"quota": ACME, "waiting": 1}])
     answer = await people.approve(await people.proposed(kind="debit", units=1))
     assert (answer.status_code, answer.json()["refusal"]) == (409, "more_than_unallocated")
     await region.use(ACME, NOVEMBER, [Used(datetime(2026, 11, 18, 9, 6, tzinfo=UTC), 70)])
@@ -209,12 +209,12 @@ async def test_a_limit_that_falls_leaves_what_was_debited(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, region: Region, people: People, finance: httpx.AsyncClient
 ) -> None:
     await softly(admin)
-    await region.exchange(ACME, wants=[{"quota": ACME, "waiting": 900}])
-    await region.exchange(ACME, wants=[{"quota": ACME, "waiting": 1}])  # there is always more
+    await region.exchange(ACME, demands=[{"quota": ACME, "waiting": 900}])
+    await region.exchange(ACME, demands=[{"quota": ACME, "waiting": 1}])  # there is always more
     await people.adjusted(kind="debit", units=500)
     for limit in (1000, 10):
         await softly(admin, limit=limit)
-        await region.exchange(ACME, wants=[{"quota": ACME, "waiting": 1}])
+        await region.exchange(ACME, demands=[{"quota": ACME, "waiting": 1}])
     kept = await admin_harness.owner.fetchrow("SELECT funded + credited >= 0 FROM pool")
     assert tuple(kept or ()) == (True,)
     await all_agree(admin_harness, finance)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_the_ledger_is_append_only(agent_harness: AgentHarness, agent: Agent) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     for table in ("transfer", "report"):
         for statement in ("UPDATE {} SET epoch = epoch", "DELETE FROM {}", "TRUNCATE {} CASCADE"):
             with pytest.raises(asyncpg.RaiseError, match="append-only"):
@@ -33,14 +33,14 @@ BROKEN = [
 
 
 async def test_every_identity_is_checked(agent_harness: AgentHarness, agent: Agent) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     for statement, constraint in BROKEN:
         with pytest.raises(asyncpg.IntegrityConstraintViolationError, match=constraint):
             await agent_harness.owner.execute(statement)
 
 
 async def test_a_line_of_a_report_is_booked_once(agent_harness: AgentHarness, agent: Agent) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     columns = "period, quota, src, dst, units, cause, region, epoch, lane, seq, line, part, charge_period, recorded_at"
     with pytest.raises(asyncpg.UniqueViolationError, match="epoch_lane_seq_line_part_period"):
         await agent_harness.owner.execute(f"INSERT INTO transfer ({columns}) SELECT {columns} FROM transfer")
@@ -59,7 +59,7 @@ async def test_the_schema_and_the_code_know_each_other(agent_harness: AgentHarne
 
 
 async def test_metrics_count_what_was_booked(agent_harness: AgentHarness, agent: Agent) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=7))
     await agent.say(2, lease(granted=10, consumed=7))
     shown = (await agent_harness.metrics()).splitlines()

@@ -45,7 +45,7 @@ async def rename(server: Connection, name: str, other: str) -> None:
 async def test_a_connection_that_dies_in_the_middle_is_not_even_noticed(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     async with connected(agent_harness.url) as holder, holder.transaction():
         await holder.execute("SELECT FROM lane FOR UPDATE")
         said = asyncio.create_task(agent.say(2, lease(granted=10, consumed=7)))
@@ -59,7 +59,7 @@ async def test_a_connection_that_dies_in_the_middle_is_not_even_noticed(
 
 
 async def test_an_outage_is_503_and_is_over_when_it_is_over(agent_harness: AgentHarness, agent: Agent) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     name = urlsplit(agent_harness.url).path[1:]
     async with another_database(agent_harness.url) as server:
         await rename(server, name, f"{name}_away")

@@ -32,9 +32,9 @@ async def test_of_a_store_that_kept_its_data_the_rest_is_free_at_once(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     """What it still held is not returned, and stays reserved until its hold has ended there."""
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await next_incarnation(agent, lost_data=False)
-    reply = await agent.say(2, lease(granted=10, consumed=4, returned=5), wants=[want(waiting=5)])
+    reply = await agent.say(2, lease(granted=10, consumed=4, returned=5), demands=[want(waiting=5)])
     assert [each.refusal for each in reply.refused] == [GrantRefusal.EPOCH_FENCED]
     mine, pool = await agent_harness.lease(agent), await agent_harness.pool()
     assert (mine["state"], mine["outstanding"], mine["returned"]) == ("fenced", 1, 5)
@@ -47,7 +47,7 @@ async def test_of_a_store_that_kept_its_data_the_rest_is_free_at_once(
 async def test_of_a_store_that_lost_data_usage_is_booked_and_returns_are_not(
     agent_harness: AgentHarness, agent: Agent, lost_data: bool | None
 ) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await next_incarnation(agent, lost_data=lost_data)
     await set_aside(agent_harness)
     assert (await agent_harness.pool())["outstanding"] == 10, "its store may be alive, and spend while it has not heard"
@@ -65,7 +65,7 @@ async def test_a_store_that_loses_data_may_lose_reports_of_an_epoch_it_once_kept
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     """Put back to before it said so, it knows less of that epoch than it had admitted, and would give back too much."""
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     newer = await next_incarnation(agent, lost_data=False)
     assert (await agent_harness.lease(agent))["state"] == "fenced"
     await next_incarnation(newer, lost_data=True)
@@ -78,7 +78,7 @@ async def test_a_store_that_loses_data_may_lose_reports_of_an_epoch_it_once_kept
 async def test_of_an_epoch_that_has_said_all_nothing_can_be_lost_any_more(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     newer = await next_incarnation(agent, lost_data=False)
     await agent.say(2, lease(granted=10, consumed=4, returned=6))
     await next_incarnation(newer, lost_data=True)
@@ -86,9 +86,9 @@ async def test_of_an_epoch_that_has_said_all_nothing_can_be_lost_any_more(
 
 
 async def test_what_a_store_says_it_kept_counts_for_that_epoch_only(agent_harness: AgentHarness, agent: Agent) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     newer = await next_incarnation(agent)
-    await newer.say(1, wants=[want(waiting=10)])
+    await newer.say(1, demands=[want(waiting=10)])
     await next_incarnation(newer, lost_data=False, previous=agent.epoch)
     assert ((await agent_harness.lease(agent))["state"], (await agent_harness.lease(newer))["state"]) == (
         "fenced",
@@ -100,7 +100,7 @@ async def test_an_epoch_believed_lost_returns_all_once_its_store_is_found_alive(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     """Also what it had returned meanwhile, which nobody believed."""
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     newer = await next_incarnation(agent)
     await agent.say(2, lease(granted=10, consumed=4, returned=2))
     agent_harness.clock.move(hours=1)
@@ -114,7 +114,7 @@ async def test_an_epoch_believed_lost_returns_all_once_its_store_is_found_alive(
 
 
 async def test_no_word_of_a_store_counts_against_evidence(agent_harness: AgentHarness, agent: Agent) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=4))
     newer = await next_incarnation(agent)
     await agent.say(3, lease(granted=10, consumed=3, units=0))
@@ -129,7 +129,7 @@ async def test_evidence_of_loss_ends_the_epoch(
     agent_harness: AgentHarness, agent: Agent, seq: int, consumed: int, outcome: ExchangeOutcome
 ) -> None:
     """Whatever the agent says of its store when it opens the next one."""
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=4))
     assert (await agent.say(seq, lease(granted=10, consumed=consumed, units=0))).outcome is outcome
     epoch = await agent_harness.owner.fetchrow(
@@ -139,12 +139,12 @@ async def test_evidence_of_loss_ends_the_epoch(
     assert tuple(epoch) == ("fenced", True)
     assert (await agent_harness.lease(agent))["state"] == "lost"
     newer = await next_incarnation(agent, lost_data=False)
-    assert leased(await newer.say(1, wants=[want(waiting=10)])).granted == 10
+    assert leased(await newer.say(1, demands=[want(waiting=10)])).granted == 10
     assert (await agent_harness.lease(agent))["state"] == "lost"
 
 
 async def test_evidence_of_loss_that_comes_after_the_fence(agent_harness: AgentHarness, agent: Agent) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=4))
     await next_incarnation(agent, lost_data=False)
     assert (await agent_harness.lease(agent))["state"] == "fenced"
@@ -167,14 +167,14 @@ async def retire(
 async def test_evidence_of_a_retired_epoch_is_acknowledged_and_kept_for_people(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     assert (await retire(agent_harness, agent))["reason"] == "the region burned down"
     assert (await retire(agent_harness, agent, "again"))["reason"] == "the region burned down"
     await set_aside(agent_harness)
     before = await agent_harness.pool()
     assert before["suspense"] == 10
     late = lease(granted=10, consumed=4, returned=6)
-    first, again = await agent.say(2, late, wants=[want(waiting=5)]), await agent.say(2, late)
+    first, again = await agent.say(2, late, demands=[want(waiting=5)]), await agent.say(2, late)
     assert (first.outcome, again.outcome) == (ExchangeOutcome.RETIRED, ExchangeOutcome.RETIRED)
     assert receipt(first) == receipt(again)
     assert await agent_harness.pool() == before

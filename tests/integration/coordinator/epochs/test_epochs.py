@@ -57,7 +57,7 @@ SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND
 
 
 async def test_a_new_epoch_fences_the_one_before(agent_harness: AgentHarness, agent: Agent) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     old = agent.epoch
     agent.fingerprint = "another incarnation"
     await agent.open()
@@ -71,13 +71,13 @@ async def test_a_new_epoch_fences_the_one_before(agent_harness: AgentHarness, ag
 async def test_nothing_is_granted_to_an_epoch_that_is_over(agent_harness: AgentHarness, agent: Agent) -> None:
     """An exchange and the opening of the next epoch at once, in either order: a lease has what its region was told."""
     for incarnation in range(10):
-        await agent.say(1, wants=[want(waiting=1)])
+        await agent.say(1, demands=[want(waiting=1)])
         newer = Agent(agent.client, agent.region, f"life {incarnation}")
-        reply, opened = await asyncio.gather(agent.say(2, wants=[want(waiting=1)]), newer.open())
+        reply, opened = await asyncio.gather(agent.say(2, demands=[want(waiting=1)]), newer.open())
         assert opened.status_code == 200
         fenced = await agent_harness.lease(agent)
         assert (fenced["state"], fenced["granted"]) == ("lost", leased(reply).granted if reply.leases else 1)
-        assert (await agent.say(3, wants=[want(waiting=1)])).leases == []
+        assert (await agent.say(3, demands=[want(waiting=1)])).leases == []
         agent = newer
 
 
@@ -118,7 +118,7 @@ async def test_two_stores_under_one_name_are_refused_until_they_have_rested(
 async def test_evidence_of_a_contested_region_is_booked_and_its_epoch_is_granted_to(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     told = Agent(agent.client, agent.region, epoch=agent.epoch)
     rival = Agent(agent.client, agent.region, "another incarnation")
     await rival.open()
@@ -126,7 +126,7 @@ async def test_evidence_of_a_contested_region_is_booked_and_its_epoch_is_granted
     assert (await agent.open()).status_code == 409
     assert (await told.say(2, lease(granted=10, consumed=4))).outcome is ExchangeOutcome.APPLIED
     assert (await agent_harness.pool())["consumed"] == 4
-    assert leased(await rival.say(1, wants=[want(waiting=10)])).granted > 0
+    assert leased(await rival.say(1, demands=[want(waiting=10)])).granted > 0
 
 
 async def test_what_was_opened_is_given_again_though_the_region_is_contested(agent: Agent) -> None:

@@ -80,22 +80,22 @@ async def all_is_proven(agent_harness: AgentHarness) -> None:
 
 async def worked(agent: Agent) -> None:
     """Three exchanges beyond the second, with grants, usage and returns."""
-    await agent.say(3, lease(granted=10, consumed=7, units=4), wants=[want(waiting=20)])
+    await agent.say(3, lease(granted=10, consumed=7, units=4), demands=[want(waiting=20)])
     await agent.say(4, lease(granted=30, consumed=15, returned=5, units=8))
-    await agent.say(5, lease(granted=30, consumed=18, returned=5, units=3), wants=[want(waiting=10)])
+    await agent.say(5, lease(granted=30, consumed=18, returned=5, units=3), demands=[want(waiting=10)])
 
 
 LAST = lease(granted=40, consumed=24, returned=7, units=6)  # what the store has frozen next
 
 
 async def offered(agent: Agent) -> ExchangeReply:
-    return await agent.say(6, LAST, wants=[want(waiting=5)])
+    return await agent.say(6, LAST, demands=[want(waiting=5)])
 
 
 @pytest.fixture
 async def behind(agent_harness: AgentHarness, agent: Agent) -> Agent:
     """A region that knows three exchanges more than the ledger."""
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=3))
     await back_up(agent_harness)
     await worked(agent)
@@ -141,7 +141,7 @@ async def test_people_let_the_lane_go_on_and_the_batch_keeps_its_lines(
 
 async def test_a_total_alone_shows_it_as_well(agent_harness: AgentHarness, agent: Agent) -> None:
     """Only a grant was lost, whose reply had been heard."""
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     frozen = lease(granted=25, overage=2, consumed=4)
     assert (await agent.say(2, frozen)).outcome is ExchangeOutcome.LEDGER_REGRESSED
     assert (await agent_harness.lease(agent))["granted"] == 10
@@ -154,7 +154,7 @@ async def test_a_total_alone_shows_it_as_well(agent_harness: AgentHarness, agent
 
 async def test_a_lease_that_the_ledger_forgot_is_made_anew(agent_harness: AgentHarness, agent: Agent) -> None:
     await back_up(agent_harness)
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await put_back(agent_harness)
     assert (await agent.say(2, lease(granted=10, consumed=4))).outcome is ExchangeOutcome.GAP
     await rebased(agent_harness, agent)
@@ -168,14 +168,14 @@ async def test_what_was_given_twice_is_funded_beyond_the_limit_until_it_comes_ba
 ) -> None:
     """While the ledger did not know of it, others were granted nearly all."""
     other = await agent_harness.agent("eu-west")
-    granted = leased(await other.say(1, wants=[want(waiting=980)])).granted
+    granted = leased(await other.say(1, demands=[want(waiting=980)])).granted
     assert granted == 980
     await offered(behind)
     await rebased(agent_harness, behind)
     pool = await agent_harness.pool()
     assert (pool["funded"], pool["unallocated"]) == (1020, 0)
     await offered(behind)
-    await other.say(2, lease(granted=980, returned=500), wants=[want(demand_milli=1)])
+    await other.say(2, lease(granted=980, returned=500), demands=[want(demand_milli=1)])
     assert (await agent_harness.pool())["funded"] == 1000, "what comes back pays for it"
     await all_is_proven(agent_harness)
 
@@ -207,7 +207,7 @@ async def test_of_a_retired_epoch_nothing_is_booked_and_its_evidence_is_kept(
 
 
 async def test_of_a_lease_in_quarantine_usage_still_waits_for_people(agent_harness: AgentHarness, agent: Agent) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=3, units=1))
     await agent.say(4, lease(granted=20, consumed=9, units=2))
     await rebased(agent_harness, agent)
@@ -303,7 +303,7 @@ async def test_a_lane_that_has_come_that_far_is_not_rebased(agent_harness: Agent
     """Somebody said a number that was none; the region itself went on."""
     await agent.say(2)
     resolution = await proposed(agent_harness, agent)
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=1))
     answer = await approved(agent_harness, resolution)
     assert (answer.status_code, answer.json()["refusal"]) == (409, "not_regressed")
@@ -343,7 +343,7 @@ async def test_a_running_coordinator_follows_a_document_whose_number_comes_again
 ) -> None:
     before = await agent_harness.one("SELECT version FROM policy_version")
     await agent_harness.limit([{"name": "exports", "kind": "allowance", "limit": 900, "period": "month"}])
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     assert (await agent_harness.pool())["funded"] == 900
     lost = (await agent.client.get("/v1/policies")).headers["ETag"]
     await forget_limits(agent_harness, before)
@@ -356,7 +356,7 @@ async def test_a_running_coordinator_follows_a_document_whose_number_comes_again
         await put_limits(agent_harness.owner, document, lambda _: True, None, agent_harness.clock.now())
     version = await agent_harness.one("SELECT version FROM policy_version")
     assert version == before + 1, "the number has to come again"
-    reply = await agent.say(2, lease(granted=10, consumed=1), wants=[want(waiting=900)])
+    reply = await agent.say(2, lease(granted=10, consumed=1), demands=[want(waiting=900)])
     assert ((await agent_harness.pool())["funded"], leased(reply).granted) == (50, 50)
     answer = await agent.client.get(f"/v1/policies?since={version}", headers={"If-None-Match": lost})
     assert answer.status_code == 200
@@ -370,10 +370,10 @@ async def test_a_running_coordinator_follows_regions_whose_number_comes_again(
     before = await agent_harness.one("SELECT version FROM policy_version")
     async with agent_harness.owner.transaction():
         await put_region(agent_harness.owner, "us-east", 5, None, None, agent_harness.clock.now())
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await forget_limits(agent_harness, before)
     async with agent_harness.owner.transaction():
         await put_region(agent_harness.owner, "us-east", 1, "draining", None, agent_harness.clock.now())
     assert await agent_harness.one("SELECT version FROM policy_version") == before + 1
-    reply = await agent.say(2, lease(granted=10, consumed=1), wants=[want(waiting=900)])
+    reply = await agent.say(2, lease(granted=10, consumed=1), demands=[want(waiting=900)])
     assert [each.refusal for each in reply.refused] == [GrantRefusal.REGION_NOT_ACTIVE]

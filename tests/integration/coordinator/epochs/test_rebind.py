@@ -17,7 +17,7 @@ async def agent(agent_harness: AgentHarness) -> Agent:
     await agent_harness.add_region("us-east")
     agent = Agent(await agent_harness.client("region:us-east"), "us-east")
     assert (await agent.open(NONCE)).status_code == 200
-    assert leased(await agent.say(1, wants=[want(waiting=10)])).granted == 10
+    assert leased(await agent.say(1, demands=[want(waiting=10)])).granted == 10
     return agent
 
 
@@ -32,7 +32,7 @@ async def test_the_conversation_goes_on_where_it_was(agent_harness: AgentHarness
         assert (answer.status_code, answer.json()["epoch"]) == (200, agent.epoch)
     assert (await agent.say(2, lease(granted=10, consumed=4))).outcome is ExchangeOutcome.WRONG_FINGERPRINT
     agent.fingerprint = "the next"
-    reply = await agent.say(2, lease(granted=10, consumed=4), wants=[want(waiting=7)])
+    reply = await agent.say(2, lease(granted=10, consumed=4), demands=[want(waiting=7)])
     assert (reply.outcome, leased(reply).granted) == (ExchangeOutcome.APPLIED, 17)
     deeds = await agent_harness.owner.fetch(
         "SELECT object, details->>'fingerprint' FROM audit WHERE action = 'epoch.rebound'"

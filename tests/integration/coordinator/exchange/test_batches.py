@@ -11,7 +11,7 @@ from coordinator.exchange.rules.granting import LeaseTerms
 from coordinator.exchange.transaction import Applied, apply_exchanges
 from coordinator.limits.in_force import Documents
 from protocol.identifiers import lane_of
-from protocol.messages import Exchange, ExchangeRequest, LeaseWant, LiveState
+from protocol.messages import Exchange, ExchangeRequest, LeaseDemand, LiveState
 from protocol.outcomes import ExchangeOutcome
 from tests.integration.coordinator.agent_harness import EXPORTS, Agent, AgentHarness, exchange, lease, leased, want
 from tests.integration.coordinator.fixtures import connected
@@ -28,7 +28,7 @@ async def several(agent_harness: AgentHarness, count: int) -> list[Agent]:
     return [await agent_harness.agent(f"region-{number}") for number in range(count)]
 
 
-async def applied_together(agent_harness: AgentHarness, agents: Sequence[Agent], wants: LeaseWant) -> list[Applied]:
+async def applied_together(agent_harness: AgentHarness, agents: Sequence[Agent], demands: LeaseDemand) -> list[Applied]:
     """As the coordinator does it, which gathers who happens to wait."""
     calls = [
         parse_exchanges(
@@ -36,7 +36,7 @@ async def applied_together(agent_harness: AgentHarness, agents: Sequence[Agent],
             msgspec.json.encode(
                 ExchangeRequest(
                     fingerprint=agent.fingerprint,
-                    exchanges=[Exchange(frozen=agent.frozen(1), live=LiveState(wants=[wants]))],
+                    exchanges=[Exchange(frozen=agent.frozen(1), live=LiveState(demands=[demands]))],
                 )
             ),
         )
@@ -50,7 +50,7 @@ async def test_regions_at_once_share_transactions_and_each_gets_its_own_reply(ag
     await scarce(agent_harness, 160)
     agents = await several(agent_harness, 12)
     for seq in range(1, 4):
-        replies = await asyncio.gather(*(agent.say(seq, wants=[want(waiting=4)]) for agent in agents))
+        replies = await asyncio.gather(*(agent.say(seq, demands=[want(waiting=4)]) for agent in agents))
         assert [leased(reply).granted for reply in replies] == [4 * seq] * 12
     transactions = await agent_harness.one("SELECT count(DISTINCT xmin::text) FROM report")
     assert await agent_harness.one("SELECT count(*) FROM report") == 36
@@ -78,8 +78,8 @@ async def test_what_comes_back_is_pushed_to_who_waits_in_the_same_transaction(
 ) -> None:
     await scarce(agent_harness, 10)
     other = await agent_harness.agent("eu-west")
-    await agent.say(1, wants=[want(waiting=10)])
-    assert leased(await other.say(1, wants=[want(waiting=4)])).granted == 0
+    await agent.say(1, demands=[want(waiting=10)])
+    assert leased(await other.say(1, demands=[want(waiting=4)])).granted == 0
     await agent.say(2, lease(granted=10, consumed=3, returned=6))
     theirs, pool = await agent_harness.lease(other), await agent_harness.pool()
     assert (theirs["granted"], theirs["waiting"], pool["unallocated"]) == (4, 0, 2)
@@ -89,7 +89,7 @@ async def test_what_comes_back_is_pushed_to_who_waits_in_the_same_transaction(
     assert pushed is not None
     assert tuple(pushed) == (other.epoch, "eu-west", None, 4)
     # It fetches what is its own, and is not given it twice.
-    fetched = leased(await other.say(2, lease(granted=0, units=0), wants=[want(waiting=4)]))
+    fetched = leased(await other.say(2, lease(granted=0, units=0), demands=[want(waiting=4)]))
     assert (fetched.granted, fetched.refusal) == (4, None)
 
 
@@ -99,21 +99,21 @@ async def test_of_a_limit_that_was_lowered_nothing_is_pushed_that_is_above_it(
     """Whoever gives back asks for nothing: the limit is looked for all the same."""
     await scarce(agent_harness, 10)
     other = await agent_harness.agent("eu-west")
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await scarce(agent_harness, 6)
-    assert leased(await other.say(1, wants=[want(waiting=4)])).granted == 0
+    assert leased(await other.say(1, demands=[want(waiting=4)])).granted == 0
     await agent.say(2, lease(granted=10, consumed=3, returned=6))
     assert (await agent_harness.lease(other))["granted"] == 2
-    assert leased(await other.say(2, lease(granted=2, units=0), wants=[want(waiting=2)])).granted == 2
+    assert leased(await other.say(2, lease(granted=2, units=0), demands=[want(waiting=2)])).granted == 2
     assert (await agent_harness.pool())["funded"] == 6
 
 
 async def test_nothing_is_pushed_to_who_does_not_wait_any_more(agent_harness: AgentHarness, agent: Agent) -> None:
     await scarce(agent_harness, 10)
     other, gone = await agent_harness.agent("eu-west"), await agent_harness.agent("ap-south")
-    await agent.say(1, wants=[want(waiting=10)])
-    await other.say(1, wants=[want(waiting=4)])
-    await gone.say(1, wants=[want(waiting=4)])
+    await agent.say(1, demands=[want(waiting=10)])
+    await other.say(1, demands=[want(waiting=4)])
+    await gone.say(1, demands=[want(waiting=4)])
     await agent_harness.owner.execute("UPDATE region_epoch SET state = 'fenced' WHERE epoch = $1", gone.epoch)
     agent_harness.clock.move(seconds=5)
     await agent.say(2, lease(granted=10, returned=5))
@@ -127,8 +127,8 @@ async def test_nothing_is_pushed_to_a_lane_that_stands_because_the_ledger_lost_d
     """It waited, a moment ago; and then it showed that it knows more than the ledger."""
     await scarce(agent_harness, 10)
     other = await agent_harness.agent("eu-west")
-    await agent.say(1, wants=[want(waiting=10)])
-    await other.say(1, wants=[want(waiting=4)])
+    await agent.say(1, demands=[want(waiting=10)])
+    await other.say(1, demands=[want(waiting=4)])
     assert (await other.say(5)).outcome is ExchangeOutcome.GAP
     await agent.say(2, lease(granted=10, returned=5))
     assert (await agent_harness.lease(other))["granted"] == 0
@@ -139,8 +139,8 @@ async def test_an_epoch_that_is_being_fenced_is_not_pushed_to(agent_harness: Age
     """And nobody waits for it: the units stay free for the next who asks."""
     await scarce(agent_harness, 10)
     other = await agent_harness.agent("eu-west")
-    await agent.say(1, wants=[want(waiting=10)])
-    await other.say(1, wants=[want(waiting=4)])
+    await agent.say(1, demands=[want(waiting=10)])
+    await other.say(1, demands=[want(waiting=4)])
     async with connected(agent_harness.url) as opening, opening.transaction():
         await opening.execute("UPDATE region_epoch SET state = 'fenced' WHERE epoch = $1", other.epoch)
         reply = await agent.say(2, lease(granted=10, returned=5))
@@ -152,7 +152,7 @@ async def test_an_epoch_that_is_being_fenced_is_not_pushed_to(agent_harness: Age
 async def test_a_gather_is_one_transaction(agent_harness: AgentHarness) -> None:
     """What fails in it leaves nothing of any of its calls."""
     agents = await several(agent_harness, 3)
-    applied = await applied_together(agent_harness, agents, LeaseWant(quota=EXPORTS, waiting=3))
+    applied = await applied_together(agent_harness, agents, LeaseDemand(quota=EXPORTS, waiting=3))
     assert [leased(each.response.replies[0]).granted for each in applied] == [3, 3, 3]
     assert await agent_harness.one("SELECT count(DISTINCT xmin::text) FROM report") == 1
     assert await agent_harness.one("SELECT count(*) FROM transfer WHERE cause = 'funded'") == 1
@@ -162,5 +162,5 @@ async def test_in_a_gather_each_shares_with_those_that_were_served_before(agent_
     """By demand: the first all that it may aim at, the second a quarter of what is left, the third a sixth."""
     await scarce(agent_harness, 100)
     agents = await several(agent_harness, 3)
-    applied = await applied_together(agent_harness, agents, LeaseWant(quota=EXPORTS, demand_milli=40_000))
+    applied = await applied_together(agent_harness, agents, LeaseDemand(quota=EXPORTS, demand_milli=40_000))
     assert [leased(each.response.replies[0]).granted for each in applied] == [40, 15, 7]

@@ -73,30 +73,30 @@ async def test_new_keys_beyond_the_budget_are_refused_by_name_and_granted_later(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     keys = tenants(agent, 15)
-    reply = await agent.say(1, wants=[want(key, waiting=1) for key in keys])
+    reply = await agent.say(1, demands=[want(key, waiting=1) for key in keys])
     assert (len(reply.leases), len(reply.refused)) == (10, 5)
     assert {each.refusal for each in reply.refused} == {GrantRefusal.OVER_BUDGET}
     assert {each.quota for each in reply.refused} == set(keys[10:])
     assert await agent_harness.one("SELECT count(*) FROM pool") == 10
     assert await over_budget(agent_harness, "new_keys") == 5
     other = await agent_harness.agent("eu-west")
-    assert len((await other.say(1, wants=[want(key, waiting=1) for key in tenants(other, 5, 5000)])).leases) == 5
-    known = await agent.say(2, wants=[want(key, waiting=1) for key in keys[:10]])
+    assert len((await other.say(1, demands=[want(key, waiting=1) for key in tenants(other, 5, 5000)])).leases) == 5
+    known = await agent.say(2, demands=[want(key, waiting=1) for key in keys[:10]])
     assert (len(known.leases), known.refused) == (10, [])
     agent_harness.clock.move(seconds=30)
-    assert (await agent.say(3, wants=[want(key, waiting=1) for key in keys[10:]])).refused == []
+    assert (await agent.say(3, demands=[want(key, waiting=1) for key in keys[10:]])).refused == []
 
 
 async def test_keys_of_earlier_periods_cost_nothing_when_the_next_begins(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     keys = tenants(agent, 10)
-    await agent.say(1, wants=[want(key, waiting=1) for key in keys])
+    await agent.say(1, demands=[want(key, waiting=1) for key in keys])
     agent_harness.clock.move(days=20)
     await agent_harness.owner.execute("UPDATE region_epoch SET state = 'current'")
     agent_harness.clock.move(seconds=-agent_harness.clock.time.second)
-    await agent.say(2, wants=[want(key, waiting=1) for key in tenants(agent, 10, 7000)])
-    reply = await agent.say(3, wants=[want(key, waiting=1) for key in keys])
+    await agent.say(2, demands=[want(key, waiting=1) for key in tenants(agent, 10, 7000)])
+    reply = await agent.say(3, demands=[want(key, waiting=1) for key in keys])
     assert (len(reply.leases), reply.refused) == (10, [])
 
 
@@ -165,8 +165,8 @@ async def test_batches_with_a_gap_are_kept_within_the_bytes(agent_harness: Agent
 async def test_a_want_of_more_than_the_limit_counts_as_the_limit(agent_harness: AgentHarness, agent: Agent) -> None:
     """So that demand that no limit could serve does not outweigh what others really need."""
     honest = await agent_harness.agent("eu-west")
-    await honest.say(1, wants=[want(demand_milli=1_000_000)])
-    leased(await agent.say(1, wants=[want(demand_milli=2**53 - 1)]))
+    await honest.say(1, demands=[want(demand_milli=1_000_000)])
+    leased(await agent.say(1, demands=[want(demand_milli=2**53 - 1)]))
     demand = await agent_harness.one("SELECT demand_milli FROM lease WHERE region = 'us-east'")
     assert demand == 1_000_000_000
     batch = agent.frozen(2)

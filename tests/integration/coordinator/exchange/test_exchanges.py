@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 
 async def granted(agent: Agent, units: int) -> None:
     """The first exchange: so many units, which fits into one grant as somebody waits for them."""
-    assert leased(await agent.say(1, wants=[want(waiting=units)])).granted == units
+    assert leased(await agent.say(1, demands=[want(waiting=units)])).granted == units
 
 
 async def test_usage_is_booked_with_its_message(agent_harness: AgentHarness, agent: Agent) -> None:
@@ -69,8 +69,8 @@ async def test_the_same_bytes_again_are_booked_once_and_get_the_same_receipt(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     await granted(agent, 10)
-    first = await agent.say(2, lease(granted=10, consumed=7), wants=[want(waiting=5)])
-    again = await agent.say(2, lease(granted=10, consumed=7), wants=[want(waiting=5)])
+    first = await agent.say(2, lease(granted=10, consumed=7), demands=[want(waiting=5)])
+    again = await agent.say(2, lease(granted=10, consumed=7), demands=[want(waiting=5)])
     assert (first.outcome, again.outcome) == (ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED)
     assert again.receipt == first.receipt
     assert leased(again).granted == leased(first).granted == 15
@@ -80,7 +80,7 @@ async def test_the_same_bytes_again_are_booked_once_and_get_the_same_receipt(
 async def test_twenty_at_once_are_booked_once(agent_harness: AgentHarness, agent: Agent) -> None:
     await granted(agent, 10)
     replies = await asyncio.gather(
-        *(agent.say(2, lease(granted=10, consumed=7), wants=[want(waiting=5)]) for _ in range(20))
+        *(agent.say(2, lease(granted=10, consumed=7), demands=[want(waiting=5)]) for _ in range(20))
     )
     outcomes = Counter(reply.outcome for reply in replies)
     assert outcomes == {ExchangeOutcome.APPLIED: 1, ExchangeOutcome.REPLAYED: 19}
@@ -92,11 +92,11 @@ async def test_twenty_at_once_are_booked_once(agent_harness: AgentHarness, agent
 async def test_numbers_out_of_order(agent_harness: AgentHarness, agent: Agent) -> None:
     await granted(agent, 10)
     await agent.say(2, lease(granted=10, consumed=7))
-    stale = await agent.say(1, lease(granted=10, consumed=9), wants=[want(waiting=5)])
+    stale = await agent.say(1, lease(granted=10, consumed=9), demands=[want(waiting=5)])
     assert (stale.outcome, stale.leases, stale.receipt) == (ExchangeOutcome.STALE, [], None)
-    gap = await agent.say(4, lease(granted=10, consumed=9), wants=[want(waiting=5)])
+    gap = await agent.say(4, lease(granted=10, consumed=9), demands=[want(waiting=5)])
     assert (gap.outcome, gap.expected_seq, gap.leases) == (ExchangeOutcome.GAP, 3, [])
-    conflict = await agent.say(2, lease(granted=10, consumed=8), wants=[want(waiting=5)])
+    conflict = await agent.say(2, lease(granted=10, consumed=8), demands=[want(waiting=5)])
     assert (conflict.outcome, conflict.leases) == (ExchangeOutcome.CONFLICT, [])
     assert await agent_harness.transfers() == [("funded", 1000), ("grant", 10), ("usage", 7)]
 
@@ -120,7 +120,7 @@ async def test_lost_data_stops_a_lane(
     await granted(agent, 10)
     await agent.say(2, lease(granted=10, consumed=7, returned=1))
     before = await agent_harness.pool()
-    reply = await agent.say(3, frozen, wants=[want(waiting=5)])
+    reply = await agent.say(3, frozen, demands=[want(waiting=5)])
     assert (reply.outcome, reply.leases, reply.receipt) == (outcome, [], None)
     assert await agent_harness.pool() == before
     assert await agent_harness.one("SELECT last_seq FROM lane WHERE epoch = $1 AND lane = 0", agent.epoch) == 2
@@ -129,7 +129,7 @@ async def test_lost_data_stops_a_lane(
 async def test_what_was_never_issued_to_the_region(agent_harness: AgentHarness, agent: Agent) -> None:
     other = await agent_harness.agent("eu-west")
     agent.epoch, own = other.epoch, agent.epoch
-    assert (await agent.say(1, wants=[want(waiting=5)])).outcome is ExchangeOutcome.UNKNOWN_EPOCH
+    assert (await agent.say(1, demands=[want(waiting=5)])).outcome is ExchangeOutcome.UNKNOWN_EPOCH
     agent.epoch = 10**9
     assert (await agent.say(1)).outcome is ExchangeOutcome.UNKNOWN_EPOCH
     agent.epoch, agent.fingerprint = own, "another incarnation"
@@ -149,12 +149,12 @@ async def test_one_bad_lease_holds_up_nothing_else(agent_harness: AgentHarness, 
     await agent_harness.owner.execute("UPDATE region_epoch SET lanes = 1")
     agent.lanes = 1
     globex = "exports:tenant=globex"
-    await agent.say(1, wants=[want(waiting=10), want(globex, waiting=10)])
+    await agent.say(1, demands=[want(waiting=10), want(globex, waiting=10)])
     reply = await agent.say(
         2,
         lease(granted=10, consumed=7, units=6),
         lease(globex, granted=10, consumed=4),
-        wants=[want(waiting=5), want(globex, waiting=3)],
+        demands=[want(waiting=5), want(globex, waiting=3)],
     )
     assert reply.outcome is ExchangeOutcome.APPLIED
     assert (leased(reply).granted, leased(reply).refusal, leased(reply).final) == (10, GrantRefusal.QUARANTINED, True)
@@ -188,10 +188,10 @@ async def test_returned_units_may_go_to_others_at_once(agent_harness: AgentHarne
     await agent_harness.limit([{"name": "exports", "kind": "allowance", "limit": 10, "period": "month"}])
     other = await agent_harness.agent("eu-west")
     await granted(agent, 10)
-    waits = await other.say(1, wants=[want(waiting=4)])
+    waits = await other.say(1, demands=[want(waiting=4)])
     assert (leased(waits).granted, leased(waits).refusal) == (0, None)  # others hold some: there is hope
     await agent.say(2, lease(granted=10, consumed=3, returned=7))
-    served = await other.say(2, lease(), wants=[want(waiting=4)])
+    served = await other.say(2, lease(), demands=[want(waiting=4)])
     assert (leased(served).granted, leased(served).unallocated) == (4, 3)
 
 
@@ -252,7 +252,7 @@ async def test_evidence_of_a_fenced_epoch_is_booked_and_grants_nothing(
     agent.fingerprint = "another incarnation"
     await agent.open()
     new, agent.epoch = agent.epoch, old
-    reply = await agent.say(2, lease(granted=10, consumed=4, returned=6), wants=[want(waiting=5)])
+    reply = await agent.say(2, lease(granted=10, consumed=4, returned=6), demands=[want(waiting=5)])
     assert reply.outcome is ExchangeOutcome.APPLIED
     assert [(each.quota, each.refusal) for each in reply.refused] == [(EXPORTS, GrantRefusal.EPOCH_FENCED)]
     assert (leased(reply).expires_in_ms, leased(reply).final) == (0, True)
@@ -260,7 +260,7 @@ async def test_evidence_of_a_fenced_epoch_is_booked_and_grants_nothing(
     # The returns may have been spent in the life that was lost: they stay where they are.
     assert (kept["consumed"], kept["returned"], kept["outstanding"]) == (4, 0, 6)
     agent.epoch = new
-    assert leased(await agent.say(1, wants=[want(waiting=5)])).granted == 5
+    assert leased(await agent.say(1, demands=[want(waiting=5)])).granted == 5
 
 
 async def test_work_on_a_lease_that_was_never_given_is_booked_all_the_same(
@@ -269,7 +269,7 @@ async def test_work_on_a_lease_that_was_never_given_is_booked_all_the_same(
     reply = await agent.say(1, lease(consumed=3))
     assert reply.outcome is ExchangeOutcome.APPLIED
     assert await agent_harness.transfers() == [("overage", 3), ("usage", 3)]
-    assert leased(await agent.say(2, lease(overage=3, consumed=3, units=0), wants=[want(waiting=1)])).granted == 1
+    assert leased(await agent.say(2, lease(overage=3, consumed=3, units=0), demands=[want(waiting=1)])).granted == 1
 
 
 async def test_a_lease_on_which_nothing_happened_says_nothing(agent_harness: AgentHarness, agent: Agent) -> None:

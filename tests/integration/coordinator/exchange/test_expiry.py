@@ -23,7 +23,7 @@ async def expired(agent_harness: AgentHarness, at_most: int = 100) -> Expired:
 async def test_what_was_not_accounted_for_is_set_aside_and_free_for_nobody(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     agent_harness.clock.move(seconds=65.9)  # the lease is over after 60 s; the margin is not
     assert await expired(agent_harness) == Expired(0, 0, is_all=True)
     agent_harness.clock.move(seconds=0.1)
@@ -39,8 +39,8 @@ async def test_any_coordinator_does_it_and_each_lease_is_set_aside_once(
 ) -> None:
     for seq in range(1, 4):
         other = await agent_harness.agent(f"r-{seq}")
-        await other.say(1, wants=[want(waiting=10)])
-    await agent.say(1, wants=[want(waiting=10)])
+        await other.say(1, demands=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     agent_harness.clock.move(seconds=70)
     for _ in range(20):
         await asyncio.gather(*(expired(agent_harness, at_most=2) for _ in range(4)))
@@ -56,7 +56,7 @@ async def test_books_that_somebody_else_is_at_are_left_for_the_next_turn(
     await agent_harness.owner.execute(
         "INSERT INTO subscription (tenant, plan, changed_at) VALUES ('acme', 'pro', now())"
     )
-    await agent.say(1, wants=[want(waiting=10), want(MAILS, waiting=5)])
+    await agent.say(1, demands=[want(waiting=10), want(MAILS, waiting=5)])
     agent_harness.clock.move(seconds=70)
     async with connected(agent_harness.url) as busy, busy.transaction():
         await busy.execute("SELECT FROM pool WHERE quota = $1 FOR UPDATE", EXPORTS)
@@ -68,14 +68,14 @@ async def test_books_that_somebody_else_is_at_are_left_for_the_next_turn(
 async def test_an_expired_lease_first_returns_what_is_left_and_is_granted_only_then(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     agent_harness.clock.move(seconds=70)
     await expired(agent_harness)
-    told = leased(await agent.say(2, lease(granted=10, consumed=7), wants=[want(waiting=5)]))
+    told = leased(await agent.say(2, lease(granted=10, consumed=7), demands=[want(waiting=5)]))
     assert (told.granted, told.expires_in_ms, told.recall_keep) == (10, 0, 0)
     assert (told.refusal, told.final) == (GrantRefusal.LEASE_EXPIRED, False)
     assert (await agent_harness.lease(agent))["suspense"] == 3
-    again = leased(await agent.say(3, lease(granted=10, consumed=7, returned=3, units=0), wants=[want(waiting=5)]))
+    again = leased(await agent.say(3, lease(granted=10, consumed=7, returned=3, units=0), demands=[want(waiting=5)]))
     assert (again.granted, again.refusal, again.recall_keep, again.expires_in_ms) == (15, None, None, 60_000)
     assert await agent_harness.transfers() == [
         ("funded", 1000),
@@ -88,18 +88,18 @@ async def test_an_expired_lease_first_returns_what_is_left_and_is_granted_only_t
 
 
 async def test_a_grant_whose_reply_was_lost_comes_back_too(agent_harness: AgentHarness, agent: Agent) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
-    await agent.say(2, lease(granted=10, consumed=7), wants=[want(waiting=5)])  # this reply never arrived
+    await agent.say(1, demands=[want(waiting=10)])
+    await agent.say(2, lease(granted=10, consumed=7), demands=[want(waiting=5)])  # this reply never arrived
     agent_harness.clock.move(seconds=70)
     await expired(agent_harness)
-    told = leased(await agent.say(3, lease(granted=10, consumed=10, units=3), wants=[want(waiting=5)]))
+    told = leased(await agent.say(3, lease(granted=10, consumed=10, units=3), demands=[want(waiting=5)]))
     assert (told.granted, told.refusal) == (15, GrantRefusal.LEASE_EXPIRED)
-    again = leased(await agent.say(4, lease(granted=15, consumed=10, returned=5, units=0), wants=[want(waiting=5)]))
+    again = leased(await agent.say(4, lease(granted=15, consumed=10, returned=5, units=0), demands=[want(waiting=5)]))
     assert (again.granted, again.refusal) == (20, None)
 
 
 async def test_a_coordinator_does_it_by_itself(agent_harness: AgentHarness, agent: Agent) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     agent_harness.clock.move(seconds=70)
     settings = CoordinatorSettings(database_url=SecretStr(agent_harness.url), expire_every_ms=20, clock_limit_ms=0)
     await agent_harness.owner.execute("DELETE FROM job WHERE name = 'expire_leases'")
@@ -111,7 +111,7 @@ async def test_a_coordinator_does_it_by_itself(agent_harness: AgentHarness, agen
 
 async def test_an_expiry_and_a_report_at_once(agent_harness: AgentHarness, agent: Agent) -> None:
     """In either order the books are right, and nothing is booked twice."""
-    await agent.say(1, wants=[want(waiting=200)])
+    await agent.say(1, demands=[want(waiting=200)])
     consumed = 0
     for seq in range(2, 12):
         agent_harness.clock.move(seconds=70)

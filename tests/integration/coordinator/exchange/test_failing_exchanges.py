@@ -57,7 +57,7 @@ async def test_one_failing_exchange_leaves_the_others_of_its_call(
     counted = f'exchange_items_refused_total{{kind="exchange",reason="{rule}",region="us-east"}} 1.0'
     assert counted in (await agent.client.get("/metrics")).text
     await agent_harness.owner.execute("DROP TRIGGER fails ON pool")
-    assert (await agent.say(1, wants=[want(BAD, waiting=2)], quota=BAD)).outcome is ExchangeOutcome.APPLIED
+    assert (await agent.say(1, demands=[want(BAD, waiting=2)], quota=BAD)).outcome is ExchangeOutcome.APPLIED
 
 
 async def test_one_region_whose_exchange_fails_leaves_the_other_regions(
@@ -66,8 +66,8 @@ async def test_one_region_whose_exchange_fails_leaves_the_other_regions(
     await agent_harness.owner.execute(FAILS.format(code="22003", quota=BAD))
     others = [await agent_harness.agent(f"region-{number}") for number in range(5)]
     for seq in range(1, 4):
-        failing = agent.say(1, wants=[want(BAD, waiting=2)], quota=BAD)
-        good = [other.say(seq, wants=[want(waiting=1)]) for other in others]
+        failing = agent.say(1, demands=[want(BAD, waiting=2)], quota=BAD)
+        good = [other.say(seq, demands=[want(waiting=1)]) for other in others]
         refused, *booked = await asyncio.gather(failing, *good)
         assert refused.outcome is ExchangeOutcome.REFUSED
         assert {reply.outcome for reply in booked} == {ExchangeOutcome.APPLIED}
@@ -89,7 +89,7 @@ async def test_a_row_that_is_held_for_long_holds_up_only_what_needs_it(
         stuck = asyncio.create_task(agent.call(late, other_lane))
         await until_it_waits(agent_harness.owner, stuck)
         for seq in range(1, 4):
-            replies = await asyncio.gather(*(other.say(seq, wants=[want(waiting=1)]) for other in others))
+            replies = await asyncio.gather(*(other.say(seq, demands=[want(waiting=1)]) for other in others))
             assert {reply.outcome for reply in replies} == {ExchangeOutcome.APPLIED}
         refused, booked = (await stuck).replies
         assert fault_rules([refused, booked]) == ["contention", None]

@@ -115,7 +115,7 @@ async def test_an_hour_of_a_zone_is_no_way_to_many_tables(agent_harness: AgentHa
 
 
 async def test_what_else_the_batch_tells_is_booked(agent_harness: AgentHarness, agent: Agent) -> None:
-    granted = leased(await agent.say(1, wants=[want(waiting=10)])).granted
+    granted = leased(await agent.say(1, demands=[want(waiting=10)])).granted
     reply = await agent.say(2, lease(granted=granted, consumed=7), lease(period="2031-01", consumed=9))
     assert reply.outcome is ExchangeOutcome.APPLIED
     assert (await agent_harness.pool())["consumed"] == 7
@@ -125,7 +125,7 @@ async def test_what_else_the_batch_tells_is_booked(agent_harness: AgentHarness, 
 async def test_usage_of_a_quota_that_was_removed_is_booked_where_it_was_granted(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    granted = leased(await agent.say(1, wants=[want(waiting=10)])).granted
+    granted = leased(await agent.say(1, demands=[want(waiting=10)])).granted
     await agent_harness.limit([HOURLY])
     await agent.say(2, lease(granted=granted, consumed=7))
     assert (await agent_harness.pool())["consumed"] == 7
@@ -136,7 +136,7 @@ async def test_usage_of_a_quota_that_was_removed_is_booked_where_it_was_granted(
 
 
 async def ask(agent: Agent, seq: int, units: int = 10) -> ExchangeReply:
-    return await agent.say(seq, wants=[want(waiting=units)])
+    return await agent.say(seq, demands=[want(waiting=units)])
 
 
 async def test_an_implausible_amount_leaves_units_for_other_regions(agent_harness: AgentHarness, agent: Agent) -> None:
@@ -197,7 +197,7 @@ async def test_a_thousand_journals_of_absurd_totals_stop_nobody(agent_harness: A
 
 
 async def test_a_late_report_has_the_same_ceiling(agent_harness: AgentHarness, agent: Agent) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=7, returned=3))
     await in_december(agent_harness, in_suspense=False)
     await close_at_last(agent_harness)

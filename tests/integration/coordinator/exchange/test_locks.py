@@ -104,7 +104,7 @@ async def test_pools_are_locked_in_their_order_whatever_a_batch_says(agent_harne
     )
     agent.lanes = 1
     quotas = [MAILS, EXPORTS]
-    await agent.say(1, wants=[want(quota, waiting=5) for quota in quotas])
+    await agent.say(1, demands=[want(quota, waiting=5) for quota in quotas])
     held, free = ("SELECT FROM pool WHERE quota = $1 FOR UPDATE" + wait for wait in ("", " NOWAIT"))
     async with connected(agent_harness.url) as busy:
         async with busy.transaction():
@@ -124,7 +124,7 @@ async def test_a_lease_that_is_being_made_while_its_epoch_ends_ends_with_it(
     agent_harness: AgentHarness, agent: Agent, ends: Makes, state: str
 ) -> None:
     """Nobody sees it before it is committed, so the epoch has to be waited for; and never in a circle."""
-    makes = says(agent_harness, agent, 1, wants=[want(waiting=10)])
+    makes = says(agent_harness, agent, 1, demands=[want(waiting=10)])
     await in_the_middle(agent_harness, makes, balances._INSERT_LEASES, ends(agent_harness, agent))
     mine = await agent_harness.lease(agent)
     assert (mine["granted"], mine["state"]) == (10, state)
@@ -134,8 +134,8 @@ async def test_a_lease_that_is_being_made_while_its_epoch_ends_ends_with_it(
 async def waiting(agent_harness: AgentHarness, agent: Agent) -> Agent:
     """Another region, that waits for 5 of the units that the agent holds."""
     other = await agent_harness.agent("eu-west")
-    await agent.say(1, wants=[want(waiting=1000)])
-    await other.say(1, wants=[want(waiting=5)])
+    await agent.say(1, demands=[want(waiting=1000)])
+    await other.say(1, demands=[want(waiting=5)])
     return other
 
 
@@ -194,7 +194,7 @@ async def test_an_epoch_goes_on_elsewhere_only_with_all_numbers_that_are_being_b
 async def test_what_somebody_else_holds_expires_with_the_next_turn(
     agent_harness: AgentHarness, agent: Agent, table: str
 ) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     agent_harness.clock.move(seconds=70)
     async with connected(agent_harness.url) as busy, busy.transaction():
         await busy.execute(f"SELECT FROM {table} FOR UPDATE")
@@ -206,9 +206,9 @@ async def test_what_somebody_else_holds_expires_with_the_next_turn(
 async def test_a_pool_stands_still_while_something_of_it_expires(agent_harness: AgentHarness, agent: Agent) -> None:
     """What others book of it meanwhile would be lost."""
     other = await agent_harness.agent("eu-west")
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     agent_harness.clock.move(seconds=60)
-    await other.say(1, wants=[want(waiting=20)])
+    await other.say(1, demands=[want(waiting=20)])
     agent_harness.clock.move(seconds=10)
     report = says(agent_harness, other, 2, lease(granted=20, consumed=9))
     await in_the_middle(agent_harness, expires(agent_harness), balances._WRITE_BALANCES, report)
@@ -220,7 +220,7 @@ async def test_a_quarantine_does_not_end_in_an_epoch_that_ends_meanwhile(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     """Its lease would be good again, of an epoch that is over."""
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=5, returned=5, units=4))
     proposal = Proposal(agent.epoch, Key(EXPORTS, PERIOD), ResolutionKind.UNATTRIBUTED, 0, "why")
     made = await committed(
@@ -239,7 +239,7 @@ async def test_a_quarantine_does_not_end_in_an_epoch_that_ends_meanwhile(
 async def test_leases_that_leave_with_their_period_are_not_fenced_meanwhile(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     agent_harness.clock.time = datetime(2026, 12, 1, 6, tzinfo=UTC)
     await committed(agent_harness, expires(agent_harness))
     close = closes(agent_harness, carry_suspense=True)

@@ -95,7 +95,9 @@ async def test_a_malformed_batch_is_refused_alone(
     assert (refused.fault.field, refused.fault.rule, refused.fault.again_in_ms) == (field, rule, None)
     assert (refused.receipt, refused.leases, refused.refused) == (None, [], [])
     assert await agent_harness.one("SELECT count(*) FROM report") == 1
-    assert (await agent.say(1, wants=[want(waiting=1)])).outcome is ExchangeOutcome.APPLIED, "its number was not taken"
+    assert (await agent.say(1, demands=[want(waiting=1)])).outcome is ExchangeOutcome.APPLIED, (
+        "its number was not taken"
+    )
 
 
 @pytest.mark.parametrize("frozen", ["{", "[]", '{"epoch":1,"epoch":1}', "[" * 5000, "null", "", 5, None])
@@ -129,29 +131,29 @@ async def test_a_batch_that_is_too_large_is_refused_alone(agent: Agent) -> None:
 
 # A want that cannot be read, and what is said of it.
 BAD_WANTS: list[tuple[Any, str, str]] = [
-    (want("exports:tenant=" + "%2F" * 170), "exports:tenant=" + "%2F" * 170, "live.wants[1].quota"),
-    (want(demand_milli=9 * 10**17), EXPORTS, "live.wants[1].demand_milli"),
-    (want(waiting=-1), EXPORTS, "live.wants[1].waiting"),
-    (want("Exports:"), "Exports:", "live.wants[1].quota"),
-    (want("exports:tenant=\0"), "exports:tenant=\0", "live.wants[1]"),
-    (want(), EXPORTS, "live.wants[1].quota"),  # a second time
+    (want("exports:tenant=" + "%2F" * 170), "exports:tenant=" + "%2F" * 170, "live.demands[1].quota"),
+    (want(demand_milli=9 * 10**17), EXPORTS, "live.demands[1].demand_milli"),
+    (want(waiting=-1), EXPORTS, "live.demands[1].waiting"),
+    (want("Exports:"), "Exports:", "live.demands[1].quota"),
+    (want("exports:tenant=\0"), "exports:tenant=\0", "live.demands[1]"),
+    (want(), EXPORTS, "live.demands[1].quota"),  # a second time
     (want(MAILS), MAILS, "belongs to lane"),
-    ({"quota": 7}, "", "live.wants[1].quota"),
-    ("exports", "", "live.wants[1]"),
-    (None, "", "live.wants[1]"),
+    ({"quota": 7}, "", "live.demands[1].quota"),
+    ("exports", "", "live.demands[1]"),
+    (None, "", "live.demands[1]"),
 ]
 
 
 @pytest.mark.parametrize(("bad", "named", "reason"), BAD_WANTS)
 async def test_a_malformed_want_is_refused_alone(agent: Agent, bad: Any, named: str, reason: str) -> None:
     third = _in_the_lane_of(EXPORTS, agent)
-    reply = await agent.say(1, wants=[want(waiting=3), bad, want(third, waiting=2)])
+    reply = await agent.say(1, demands=[want(waiting=3), bad, want(third, waiting=2)])
     assert reply.outcome is ExchangeOutcome.APPLIED
     assert [(each.quota, each.granted) for each in reply.leases] == [(EXPORTS, 3), (third, 2)]
     (refused,) = reply.refused
     assert (refused.quota, refused.refusal) == (named, GrantRefusal.INVALID)
     assert reason in (refused.reason or "")
-    counted = f'exchange_items_refused_total{{kind="want",reason="{refused.rule}",region="us-east"}} 1.0'
+    counted = f'exchange_items_refused_total{{kind="demand",reason="{refused.rule}",region="us-east"}} 1.0'
     assert counted in (await agent.client.get("/metrics")).text
 
 
@@ -160,9 +162,9 @@ def _in_the_lane_of(quota: str, agent: Agent) -> str:
     return next(name for name in names if lane_of(name, agent.lanes) == lane_of(quota, agent.lanes))
 
 
-@pytest.mark.parametrize("live", [7, [], {"wants": 7}, {"wants": None}])
+@pytest.mark.parametrize("live", [7, [], {"demands": 7}, {"demands": None}])
 async def test_what_is_booked_does_not_depend_on_what_is_wanted(agent: Agent, live: Any) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     batch = agent.frozen(2, lease(granted=10, consumed=7))
     (reply,) = (await agent.call({"frozen": batch, "live": live})).replies
     assert reply.outcome is ExchangeOutcome.APPLIED
@@ -171,7 +173,7 @@ async def test_what_is_booked_does_not_depend_on_what_is_wanted(agent: Agent, li
 
 async def test_wants_beyond_the_bound_are_refused_and_the_others_served(agent: Agent) -> None:
     key = _in_the_lane_of(EXPORTS, agent)
-    reply = await agent.say(1, wants=[want(waiting=3), *[want("x")] * 499, want(key)])
+    reply = await agent.say(1, demands=[want(waiting=3), *[want("x")] * 499, want(key)])
     assert leased(reply).granted == 3
     assert len(reply.refused) == 500
     assert (reply.refused[-1].quota, reply.refused[-1].refusal) == (key, GrantRefusal.INVALID)

@@ -38,7 +38,7 @@ async def report(region: Region, units: int, overdrawn: int) -> None:
 
 async def told(region: Region) -> int:
     """What the region may overdraw, as it is said in a reply."""
-    await region.exchange(ACME, wants=[{"quota": ACME, "waiting": 1}])
+    await region.exchange(ACME, demands=[{"quota": ACME, "waiting": 1}])
     return region.overdrafts[ACME, NOVEMBER]
 
 

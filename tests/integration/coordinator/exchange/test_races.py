@@ -57,7 +57,7 @@ COPIES, CONNECTIONS = 64, 16
 async def test_a_storm_of_copies_over_many_connections_is_booked_once(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     step = says(agent_harness, agent, 2, lease(granted=10, consumed=7))
 
     async def some() -> list[ExchangeReply]:
@@ -73,7 +73,7 @@ async def test_a_storm_of_copies_over_many_connections_is_booked_once(
 
 
 async def test_two_coordinators_on_one_lane_book_each_number_once(agent_harness: AgentHarness, agent: Agent) -> None:
-    await agent.say(1, wants=[want(waiting=100)])
+    await agent.say(1, demands=[want(waiting=100)])
 
     async def conversation() -> list[ExchangeOutcome]:
         reports = [lease(granted=100, consumed=3 * seq, units=3) for seq in range(1, 21)]
@@ -89,7 +89,7 @@ async def test_two_coordinators_on_one_lane_book_each_number_once(agent_harness:
 
 
 async def test_the_second_of_two_copies_waits_for_the_first(agent_harness: AgentHarness, agent: Agent) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     step = says(agent_harness, agent, 2, lease(granted=10, consumed=7))
     first, second = await one_after_the_other(agent_harness, step, step)
     assert (first.outcome, second.outcome) == (ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED)
@@ -102,7 +102,7 @@ async def test_the_second_of_two_copies_waits_for_the_first(agent_harness: Agent
 @pytest.fixture
 async def spent(agent_harness: AgentHarness, agent: Agent) -> Step[ExchangeReply]:
     """An agent with 10 units that has 7 to report."""
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     return says(agent_harness, agent, 2, lease(granted=10, consumed=7))
 
 
@@ -181,7 +181,7 @@ async def test_a_resolution_and_a_report_at_once_end_alike_in_either_order(
 @pytest.fixture
 async def ended(agent_harness: AgentHarness, agent: Agent) -> None:
     """A month that may be closed, of which the agent has used 7 units and has nothing any more."""
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=7, returned=3))
     agent_harness.clock.time = datetime(2026, 12, 1, 6, tzinfo=UTC)
 

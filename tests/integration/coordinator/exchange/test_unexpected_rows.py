@@ -22,7 +22,7 @@ async def test_a_pool_that_is_not_there(agent_harness: AgentHarness, agent: Agen
 
 @pytest.mark.parametrize("was", list(LeaseState))
 async def test_a_lease_in_another_state(agent_harness: AgentHarness, agent: Agent, was: LeaseState) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     lease = Lease(KEY, agent.epoch, agent.region, NOON, NOON, granted=10, outstanding=10)
     write = write_balances(agent_harness.owner, [], [lease], {(agent.epoch, KEY): was})
     if was is LeaseState.ACTIVE:
@@ -34,7 +34,7 @@ async def test_a_lease_in_another_state(agent_harness: AgentHarness, agent: Agen
 
 @pytest.mark.parametrize("seq", [1, 2, 3])
 async def test_a_lane_at_another_number(agent_harness: AgentHarness, agent: Agent, seq: int) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     report = Report(agent.region, agent.epoch, lane_of(EXPORTS, agent.lanes), seq)
     booked = [BookedReport(report, b"hash", b"head", [])]
     write = write_booked(agent_harness.owner, booked, [], [], {}, [], NOON)

@@ -132,7 +132,7 @@ async def test_a_coordinator_whose_clock_is_ahead_decides_nothing(database: str)
         refused = await client.post("/v1/regions/us-east/epochs", json=body, headers=headers)
         assert (refused.status_code, refused.json()["type"]) == (503, "/problems/clock-not-trusted")
         batch = {"epoch": 1, "lane": 0, "seq": 1, "leases": []}
-        exchanges = [{"frozen": json.dumps(batch), "live": {"wants": []}}]
+        exchanges = [{"frozen": json.dumps(batch), "live": {"demands": []}}]
         exchange = {"fingerprint": "a store", "exchanges": exchanges}
         refused = await client.post("/v1/regions/us-east/exchanges", json=exchange, headers=headers)
         assert (refused.status_code, refused.json()["type"]) == (503, "/problems/clock-not-trusted")

@@ -154,7 +154,7 @@ class Race:
         never = 10_000
         recorded = Recorded(connection, never if self.attempts else self.number, self._begin_change)
         self.attempts.append(recorded.statements)
-        live = msgspec.convert({"wants": [want(self.scene.quota, waiting=WANTED)]}, LiveState)
+        live = msgspec.convert({"demands": [want(self.scene.quota, waiting=WANTED)]}, LiveState)
         frozen = self.scene.agent.frozen(self.seq, quota=self.scene.quota)
         request = ExchangeRequest(
             fingerprint=self.scene.agent.fingerprint,
@@ -195,7 +195,7 @@ class Seqs:
 async def hold_some(scene: Scene, seqs: Seqs) -> None:
     """A tenant that bought much, of which the region holds a little."""
     await committed(scene.agent_harness, lambda c: put_subscription(c, Documents(), scene.tenant, "pro", None, NOON))
-    reply = await scene.agent.say(seqs.next(scene.quota), wants=[want(scene.quota, waiting=HELD)], quota=scene.quota)
+    reply = await scene.agent.say(seqs.next(scene.quota), demands=[want(scene.quota, waiting=HELD)], quota=scene.quota)
     assert reply.leases[0].granted == HELD
 
 

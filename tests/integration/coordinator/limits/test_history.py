@@ -147,7 +147,7 @@ async def test_a_limit_that_all_tenants_share_is_told_to_who_used_it(
 ) -> None:
     document = DOCUMENT | {"quotas": [*QUOTAS, {"name": "seats", "kind": "allowance", "limit": 40, "period": "day"}]}
     assert (await admin.put("/v1/limits", json=document)).status_code == 200
-    await region.exchange("seats:", wants=[{"quota": "seats:", "waiting": 6}])
+    await region.exchange("seats:", demands=[{"quota": "seats:", "waiting": 6}])
     lease = region.leases["seats:", DAY]
     lines = [
         {"minute": minute_of(at("18T11:00")), "dimensions": {"tenant": tenant, "policy": "seat"}, "units": units}

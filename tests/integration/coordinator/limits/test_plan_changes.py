@@ -79,7 +79,7 @@ async def test_a_lower_limit_keeps_what_was_used_and_recalls_what_regions_hold(
 ) -> None:
     await put(admin, "pro")
     await region.use(MAILS, DAY, [Used(at("18T09:05"), 130, "mail")])
-    await region.exchange(MAILS, wants=[{"quota": MAILS, "waiting": 200}])
+    await region.exchange(MAILS, demands=[{"quota": MAILS, "waiting": 200}])
     await heard(admin_harness, notices)
     [effect] = (await put(admin, "free"))["effects"]
     about = {"quota": MAILS, "period": DAY}
@@ -89,7 +89,7 @@ async def test_a_lower_limit_keeps_what_was_used_and_recalls_what_regions_hold(
     # What comes back is nobody's: the limit is used up.
     lease = region.leases[MAILS, DAY]
     lease["returned"] += 200
-    await region.exchange(MAILS, frozen=[lease | {"lines": []}], wants=[{"quota": MAILS, "waiting": 5}])
+    await region.exchange(MAILS, frozen=[lease | {"lines": []}], demands=[{"quota": MAILS, "waiting": 5}])
     assert region.leases[MAILS, DAY]["granted"] == 330
     assert await pool(admin_harness) == {"funded": 130, "unallocated": 0, "outstanding": 0, "consumed": 130}
 
@@ -99,8 +99,8 @@ async def test_of_what_is_over_each_region_is_asked_for_its_part(
 ) -> None:
     other = await open_region(admin_harness, admin, "us-east")
     await put(admin, "pro")
-    await region.exchange(MAILS, wants=[{"quota": MAILS, "waiting": 150}])
-    await other.exchange(MAILS, wants=[{"quota": MAILS, "waiting": 50}])
+    await region.exchange(MAILS, demands=[{"quota": MAILS, "waiting": 150}])
+    await other.exchange(MAILS, demands=[{"quota": MAILS, "waiting": 50}])
     await heard(admin_harness, notices)
     [effect] = (await put(admin, "free"))["effects"]
     assert (effect["outstanding"], effect["over"]) == (200, 100)

@@ -34,7 +34,7 @@ async def regions(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> list
 
 async def lease(region: Region, units: int) -> int:
     """Asks for so many, and gives how many it has."""
-    await region.exchange(ACME, wants=[{"quota": ACME, "waiting": units}])
+    await region.exchange(ACME, demands=[{"quota": ACME, "waiting": units}])
     return int(region.leases[ACME, NOVEMBER]["granted"])
 
 
@@ -111,7 +111,7 @@ async def test_a_ceiling_is_where_it_ends(
     await limited(admin, cap="hard")  # what is out there is taken back as it is returned
     first = regions[0].leases[ACME, NOVEMBER]
     first["returned"] += 80
-    await regions[0].exchange(ACME, frozen=[first], wants=[{"quota": ACME}])
+    await regions[0].exchange(ACME, frozen=[first], demands=[{"quota": ACME}])
     pool = await admin_harness.owner.fetchrow("SELECT funded, soft_cap_extension FROM pool")
     assert tuple(pool or ()) == (1000, 0)
     await agrees(finance)

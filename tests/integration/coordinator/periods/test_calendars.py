@@ -44,12 +44,12 @@ async def consumed(agent_harness: AgentHarness) -> dict[str, int]:
 async def test_a_month_ends_at_midnight_of_its_zone(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent_harness.limit([exports(period="month", time_zone="Europe/Berlin")])
     agent_harness.clock.time = MIDNIGHT - timedelta(seconds=20)
-    both = (await agent.say(1, wants=[want(waiting=10, demand_milli=20_000)])).leases
+    both = (await agent.say(1, demands=[want(waiting=10, demand_milli=20_000)])).leases
     found = {each.period: (each.starts_in_ms, each.ends_in_ms, each.granted) for each in both}
     assert found == {NOVEMBER: (0, 20_000, 20), DECEMBER: (20_000, 20_000 + 31 * 86_400_000, 20)}
     agent_harness.clock.time = MIDNIGHT
     frozen = of(NOVEMBER, granted=20, consumed=7), of(DECEMBER, granted=20, consumed=5)
-    given = {each.period: each.final for each in (await agent.say(2, *frozen, wants=[want()])).leases}
+    given = {each.period: each.final for each in (await agent.say(2, *frozen, demands=[want()])).leases}
     assert given == {NOVEMBER: True, DECEMBER: False}
     assert await consumed(agent_harness) == {NOVEMBER: 7, DECEMBER: 5}
     lines = "SELECT max(window_at) FROM transfer WHERE cause = 'usage' AND period = $1"
@@ -65,7 +65,7 @@ async def test_an_anniversary_is_the_tenants_own(agent_harness: AgentHarness, ag
     began_at = datetime(2026, 1, 30, 23, 30, tzinfo=UTC)
     await agent_harness.owner.execute("INSERT INTO subscription VALUES ('acme', 'pro', $1, $1)", began_at)
     agent_harness.clock.time = datetime(2027, 2, 27, 22, 59, 50, tzinfo=UTC)
-    now, following = sorted((await agent.say(1, wants=[want(waiting=1)])).leases, key=lambda each: each.starts_in_ms)
+    now, following = sorted((await agent.say(1, demands=[want(waiting=1)])).leases, key=lambda each: each.starts_in_ms)
     assert (now.period, following.period) == ("2027-01-31a31_Europe:Berlin_60", "2027-02-28a31_Europe:Berlin_60_120")
     assert (now.ends_in_ms, following.starts_in_ms) == (10_000, 10_000)
     assert period_of(following.period).ends_at == datetime(2027, 3, 30, 22, tzinfo=UTC)
@@ -73,7 +73,7 @@ async def test_an_anniversary_is_the_tenants_own(agent_harness: AgentHarness, ag
 
 async def test_without_a_subscription_there_are_months(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent_harness.limit([exports(period="anniversary", time_zone="Europe/Berlin")])
-    assert leased(await agent.say(1, wants=[want(waiting=1)])).period == NOVEMBER
+    assert leased(await agent.say(1, demands=[want(waiting=1)])).period == NOVEMBER
 
 
 @pytest.mark.parametrize("shift", [timedelta(hours=1), timedelta(hours=-1)])
@@ -88,13 +88,13 @@ async def test_a_period_that_is_open_keeps_its_bounds_when_the_rules_change(
     assert (old.starts_at, old.ends_at) == (regular.starts_at, MIDNIGHT + shift)
     await written(agent_harness, old)
     agent_harness.clock.time = min(MIDNIGHT, old.ends_at) + abs(shift) / 2
-    within = leased(await agent.say(1, wants=[want(waiting=3)]))
+    within = leased(await agent.say(1, demands=[want(waiting=3)]))
     expected = (
         old if shift > timedelta() else period_of(f"2026-12_Europe:Berlin_{60 - shift // timedelta(minutes=1)}_60")
     )
     assert within.period == expected.id
     agent_harness.clock.time = max(MIDNIGHT, old.ends_at)
-    after = (await agent.say(2, of(within.period, granted=3, consumed=3), wants=[want(waiting=3)])).leases
+    after = (await agent.say(2, of(within.period, granted=3, consumed=3), demands=[want(waiting=3)])).leases
     (current,) = [each for each in after if each.ends_in_ms]
     begun = period_of(current.period)
     assert (begun.starts_at, begun.ends_at) == (old.ends_at, datetime(2026, 12, 31, 23, tzinfo=UTC))

@@ -68,7 +68,7 @@ async def pool(admin_harness: AdminHarness, period: str) -> tuple[int, ...]:
 
 
 async def grants(region: Region, units: int, period: str = DECEMBER) -> int:
-    await region.exchange(ACME, wants=[{"quota": ACME, "waiting": units}])
+    await region.exchange(ACME, demands=[{"quota": ACME, "waiting": units}])
     return int(region.leases[ACME, period]["granted"])
 
 
@@ -131,7 +131,7 @@ async def test_what_comes_late_is_included_as_far_as_it_did_not_go_over(
     await limited(admin, carry_over="all")
     other = await open_region(admin_harness, admin, NAMES[1])
     await use(region, 900)
-    await other.exchange(ACME, wants=[{"quota": ACME, "waiting": 60}])
+    await other.exchange(ACME, demands=[{"quota": ACME, "waiting": 60}])
     held = other.leases[ACME, NOVEMBER]
     held["returned"] = held["granted"] - 60
     await other.exchange(ACME, frozen=[held])

@@ -47,7 +47,7 @@ async def close_at_last(agent_harness: AgentHarness, **body: Any) -> dict[str, A
 
 async def use(agent_harness: AgentHarness, agent: Agent, units: int = 10, used: int = 7) -> None:
     """Leases so many in November, and reports a part of them as used."""
-    await agent.say(1, wants=[want(waiting=units)])
+    await agent.say(1, demands=[want(waiting=units)])
     await agent.say(2, lease(granted=units, consumed=used))
 
 
@@ -102,7 +102,7 @@ async def late_transfers(agent_harness: AgentHarness) -> list[tuple[str, str, st
 
 
 async def test_a_month_is_closed_and_says_so(agent_harness: AgentHarness, agent: Agent) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=7, returned=3))
     await in_december(agent_harness, in_suspense=False)
     body = await close_at_last(agent_harness)
@@ -140,7 +140,7 @@ async def test_nothing_is_granted_while_it_closes_and_work_that_was_done_is_cove
     await agent_harness.owner.execute(
         "UPDATE period SET state = 'closing', close_requested_at = now(), close_requested_by = 'x'"
     )
-    reply = await agent.say(4, lease(granted=10, consumed=7, units=0), wants=[want(waiting=5)])
+    reply = await agent.say(4, lease(granted=10, consumed=7, units=0), demands=[want(waiting=5)])
     assert (leased(reply).granted, leased(reply).refusal, leased(reply).final) == (10, "period_not_open", True)
     reply = await agent.say(5, lease(granted=10, consumed=25, units=18))
     assert (leased(reply).granted, leased(reply).overage) == (25, 0)
@@ -204,7 +204,7 @@ async def test_what_is_carried_is_never_granted(agent_harness: AgentHarness, age
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     await close_at_last(agent_harness, carry_suspense=True)
-    await agent.say(3, wants=[want(waiting=5000)])
+    await agent.say(3, demands=[want(waiting=5000)])
     assert await pool(agent_harness, NEXT) == {
         "suspense_carried_in": 3,
         "suspense_carried": 3,
@@ -230,7 +230,7 @@ async def test_a_dry_run_tells_and_changes_nothing(agent_harness: AgentHarness, 
 
 
 async def test_quarantine_and_open_proposals_are_in_the_way(agent_harness: AgentHarness, agent: Agent) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=7, units=6))
     await in_december(agent_harness, in_suspense=False)
     answer = await closed(agent_harness, carry_suspense=True)
@@ -249,7 +249,7 @@ async def test_a_quarantine_of_a_retired_epoch_is_ended_by_people_and_holds_up_n
     agent_harness: AgentHarness, agent: Agent, *, is_proposed_before: bool
 ) -> None:
     """What its region had said by then is booked, and what it gave back frees nothing: it is in suspense."""
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=7, returned=1, units=6))
     before = await proposed(agent_harness, agent, "unattributed") if is_proposed_before else None
     allocator = await agent_harness.client("alloc:write")
@@ -302,7 +302,7 @@ async def test_what_is_outstanding_is_recalled_again_and_again(agent_harness: Ag
     await use(agent_harness, agent)
     database = agent_harness.app.state.coordinator.database
     agent_harness.clock.time = DECEMBER - timedelta(seconds=30)
-    await agent.say(3, lease(granted=10, consumed=7, units=0), wants=[want(demand_milli=1000)])
+    await agent.say(3, lease(granted=10, consumed=7, units=0), demands=[want(demand_milli=1000)])
     ahead = await agent_harness.one("SELECT outstanding FROM lease WHERE period = $1", NEXT)
     assert ahead > 0
     agent_harness.clock.time = DECEMBER - timedelta(seconds=30) + timedelta(seconds=60)
@@ -335,7 +335,7 @@ async def test_what_is_in_suspense_is_asked_for_until_its_region_says_what_becam
     await in_december(agent_harness, in_suspense=True)
     if is_carried:
         await close_at_last(agent_harness, carry_suspense=True)
-    await agent.say(1, wants=[want(MAILS)], quota=MAILS)  # it is there, and speaks of something else
+    await agent.say(1, demands=[want(MAILS)], quota=MAILS)  # it is there, and speaks of something else
     with agent_harness.hub.subscribe("us-east") as heard:
         for _ in range(2):
             assert await recall(agent_harness) == 1
@@ -362,7 +362,7 @@ async def test_what_was_looked_at_before_and_what_came_since_are_closed_together
 ) -> None:
     """What is below a seal is read before the period is held, and not again."""
     await put_off(agent_harness.owner, "seal", "close_periods")
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=7, returned=3))
     await in_december(agent_harness, in_suspense=False)
     await closed(agent_harness)
@@ -481,7 +481,7 @@ async def test_late_usage_drains_what_was_carried_and_the_rest_is_a_correction(
 
 async def test_late_usage_replaces_an_estimate_and_then_a_write_off(agent_harness: AgentHarness, agent: Agent) -> None:
     """Billed is consumed + estimated - replaced: 7 + 2, then 8 more of which 2 replace the estimate."""
-    await agent.say(1, wants=[want(waiting=13)])
+    await agent.say(1, demands=[want(waiting=13)])
     await agent.say(2, lease(granted=13, consumed=7))
     await in_december(agent_harness, in_suspense=True)
     proposal = {"epoch": agent.epoch, "quota": EXPORTS, "period": PERIOD, "kind": "estimate", "units": 2}
@@ -507,7 +507,7 @@ async def test_late_returns_free_nothing(agent_harness: AgentHarness, agent: Age
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     await close_at_last(agent_harness, carry_suspense=True)
-    await agent.say(3, lease(granted=10, consumed=8, returned=2, units=1), wants=[want()])
+    await agent.say(3, lease(granted=10, consumed=8, returned=2, units=1), demands=[want()])
     found = await pool(agent_harness, NEXT)
     assert (found["suspense_carried_in"], found["consumed"], found["written_off"], found["funded"]) == (3, 1, 2, 1000)
     assert found["unallocated"] + found["outstanding"] == 1000
@@ -646,7 +646,7 @@ async def test_what_was_given_in_a_closed_month_and_is_forgotten_holds_up_no_lan
     await in_december(agent_harness, in_suspense=True)
     await close_at_last(agent_harness, carry_suspense=True)
     assert (await agent.say(1, said | {"quota": quota}, quota=quota)).outcome is ExchangeOutcome.APPLIED
-    assert (await agent.say(2, wants=[want(quota, waiting=1)], quota=quota)).outcome is ExchangeOutcome.APPLIED
+    assert (await agent.say(2, demands=[want(quota, waiting=1)], quota=quota)).outcome is ExchangeOutcome.APPLIED
     await is_proven(agent_harness)
 
 

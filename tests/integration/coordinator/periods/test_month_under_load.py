@@ -62,7 +62,7 @@ class Writer:
     async def lease(self) -> None:
         for tenant in TENANTS:
             quota = f"exports:tenant={tenant}"
-            await self.region.exchange(quota, wants=[{"quota": quota, "waiting": 12}])
+            await self.region.exchange(quota, demands=[{"quota": quota, "waiting": 12}])
 
     async def report(self) -> None:
         quota = f"exports:tenant={TENANTS[self.reports % len(TENANTS)]}"
@@ -273,7 +273,7 @@ async def test_what_finance_may_not_do_is_refused_with_the_reason_and_changes_no
     await admin.put("/v1/limits", json=DOCUMENT)
     region = await open_region(admin_harness, admin, "eu-west")
     await region.use(ACME, NOVEMBER, [Used(datetime(2026, 11, 18, 9, tzinfo=UTC), 60)])
-    await region.exchange(ACME, wants=[{"quota": ACME, "waiting": 7}])
+    await region.exchange(ACME, demands=[{"quota": ACME, "waiting": 7}])
     admin_harness.clock.time = IN_DECEMBER
     async with admin_harness.owner.transaction():
         await expire_leases(admin_harness.owner, admin_harness.clock.now())

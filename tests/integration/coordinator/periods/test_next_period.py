@@ -30,7 +30,7 @@ async def late(agent_harness: AgentHarness, agent: Agent) -> Agent:
     """An agent with a lease, twenty seconds before the month ends."""
     agent_harness.clock.time = MIDNIGHT
     agent_harness.clock.move(seconds=-20)
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     return agent
 
 
@@ -45,11 +45,11 @@ async def test_near_the_end_of_a_period_whoever_asks_gets_a_lease_of_the_next_as
 ) -> None:
     agent_harness.clock.time = MIDNIGHT
     agent_harness.clock.move(seconds=-60.001)
-    alone = leased(await agent.say(1, wants=[want(waiting=10, demand_milli=20_000)]))
+    alone = leased(await agent.say(1, demands=[want(waiting=10, demand_milli=20_000)]))
     assert alone.period == "2026-11"
     agent_harness.clock.move(seconds=0.001)
     frozen = lease(granted=20, consumed=3)
-    current, following = by_period(await agent.say(2, frozen, wants=[want(demand_milli=20_000)]))
+    current, following = by_period(await agent.say(2, frozen, demands=[want(demand_milli=20_000)]))
     assert (current.period, current.starts_in_ms, current.expires_in_ms, current.ends_in_ms) == (
         "2026-11",
         0,
@@ -70,17 +70,17 @@ async def test_who_waits_now_is_not_helped_by_units_of_the_next_period(
     await agent_harness.limit([allowance(5)])
     agent_harness.clock.time = MIDNIGHT
     agent_harness.clock.move(seconds=-20)
-    current, following = by_period(await agent.say(1, wants=[want(waiting=9)]))
+    current, following = by_period(await agent.say(1, demands=[want(waiting=9)]))
     assert (current.granted, current.refusal) == (5, GrantRefusal.EXHAUSTED)
     assert (following.granted, following.refusal) == (0, None), "no demand is known, and nobody waits in it"
 
 
 async def test_the_limit_in_force_is_the_next_periods(agent_harness: AgentHarness, late: Agent) -> None:
     await agent_harness.limit([allowance(2000)])
-    _, following = by_period(await late.say(2, lease(granted=10), wants=[want()]))
+    _, following = by_period(await late.say(2, lease(granted=10), demands=[want()]))
     assert ((await next_pool(agent_harness))["funded"], following.granted) == (2000, 1)
     await agent_harness.limit([allowance(50)])
-    _, following = by_period(await late.say(3, lease(granted=10), ahead(granted=1), wants=[want()]))
+    _, following = by_period(await late.say(3, lease(granted=10), ahead(granted=1), demands=[want()]))
     assert ((await next_pool(agent_harness))["funded"], following.granted) == (50, 1)
 
 
@@ -99,7 +99,7 @@ async def test_regions_share_what_the_next_period_has(agent_harness: AgentHarnes
     agent_harness.clock.move(seconds=-20)
     granted = 0
     for agent in agents:
-        _, following = by_period(await agent.say(1, wants=[want(demand_milli=100_000)]))
+        _, following = by_period(await agent.say(1, demands=[want(demand_milli=100_000)]))
         granted += following.granted
     pool = await next_pool(agent_harness)
     assert (granted, pool["outstanding"], pool["unallocated"]) == (7, 7, 0)
@@ -110,7 +110,7 @@ async def test_a_lease_ahead_lives_on_while_its_region_is_heard(agent_harness: A
         agent_harness.clock.move(seconds=30)
         now = agent_harness.clock.now() < MIDNIGHT
         frozen = [lease(granted=10), ahead(granted=1)] if now else [ahead(granted=1)]
-        await late.say(seq, *frozen, wants=[want()])
+        await late.say(seq, *frozen, demands=[want()])
         assert (await expired(agent_harness)).units in (0, 10), "the old period's may be set aside, but not this one"
     assert await agent_harness.one("SELECT state FROM lease WHERE period = $1", NEXT) == "active"
     assert await agent_harness.one("SELECT outstanding FROM lease WHERE period = $1", NEXT) == 1
@@ -122,7 +122,7 @@ async def test_a_lease_ahead_of_a_silent_region_is_set_aside_and_comes_back_like
     agent_harness.clock.move(seconds=66)
     assert (await expired(agent_harness)).units == 11
     assert (await next_pool(agent_harness))["suspense"] == 1
-    reply = await late.say(2, lease(granted=10, returned=10), ahead(granted=1, returned=1), wants=[want()])
+    reply = await late.say(2, lease(granted=10, returned=10), ahead(granted=1, returned=1), demands=[want()])
     old, new = by_period(reply)
     assert (old.final, new.refusal, new.granted) == (True, None, 2)
     pools = (await agent_harness.pool(), await next_pool(agent_harness))
@@ -145,11 +145,11 @@ async def test_a_period_that_is_over_is_granted_nothing_by_anybody(agent_harness
     waiter = await agent_harness.agent("eu-west")
     agent_harness.clock.time = MIDNIGHT
     agent_harness.clock.move(seconds=-1)
-    await agent.say(1, wants=[want(waiting=10)])
-    await waiter.say(1, wants=[want(waiting=4)])
+    await agent.say(1, demands=[want(waiting=10)])
+    await waiter.say(1, demands=[want(waiting=4)])
     agent_harness.clock.move(seconds=1)
-    await agent.say(2, lease(granted=10, returned=10), wants=[want(waiting=2)])
-    old, new = by_period(await waiter.say(2, lease(), wants=[want(waiting=4)]))
+    await agent.say(2, lease(granted=10, returned=10), demands=[want(waiting=2)])
+    old, new = by_period(await waiter.say(2, lease(), demands=[want(waiting=4)]))
     assert (old.granted, old.final, new.granted, new.starts_in_ms) == (0, True, 4, 0)
     assert (await agent_harness.pool())["unallocated"] == 10
 

@@ -83,7 +83,7 @@ async def write_books(url: str) -> None:
             for _ in range(20):
                 # The first one of us-east is fenced since its third came: it has nothing to say.
                 await use_something(chance, admin_harness.clock, chance.choice(regions[1:]))
-            await regions[1].exchange(POOLS[0][0], wants=[{"quota": POOLS[0][0], "waiting": 5}])
+            await regions[1].exchange(POOLS[0][0], demands=[{"quota": POOLS[0][0], "waiting": 5}])
             await move_something(admin_harness.owner, number, admin_harness.clock.now())
             await do_something(admin_harness.owner, number, admin_harness.clock.now())
             async with admin_harness.owner.transaction():

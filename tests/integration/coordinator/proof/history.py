@@ -106,7 +106,7 @@ async def _use(history: History) -> list[Region]:
     await regions[0].use(MAILS, DAY, [Used(MORNING, 7, "mail")])
     for region in regions:
         for quota in (ACME, GLOBEX, INITECH):
-            await region.exchange(quota, wants=[{"quota": quota, "waiting": 9}])
+            await region.exchange(quota, demands=[{"quota": quota, "waiting": 9}])
     return regions
 
 

@@ -73,7 +73,7 @@ async def book_more(admin_harness: AdminHarness) -> None:
         reported = {"consumed": lease["region_consumed"], "returned": lease["region_returned"]}
         region.leases[lease["quota"], lease["period"]] = totals | reported
     await use_something(random.Random(1), admin_harness.clock, region)
-    await region.exchange(POOLS[0][0], wants=[{"quota": POOLS[0][0], "waiting": 5}])
+    await region.exchange(POOLS[0][0], demands=[{"quota": POOLS[0][0], "waiting": 5}])
     await admin_harness.owner.execute(
         """INSERT INTO transfer (quota, period, charge_period, region, src, dst, units, cause, movement_id, window_at,
             dimensions, recorded_at)

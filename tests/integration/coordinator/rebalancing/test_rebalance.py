@@ -99,7 +99,7 @@ async def ops(agent_harness: AgentHarness) -> Ops:
 async def east(agent_harness: AgentHarness) -> Agent:
     """It holds half of the limit, and has spent 50."""
     east = await agent_harness.agent("us-east")
-    await east.say(1, wants=[want(waiting=500)])
+    await east.say(1, demands=[want(waiting=500)])
     await east.say(2, lease(granted=500, consumed=50))
     return east
 
@@ -107,7 +107,7 @@ async def east(agent_harness: AgentHarness) -> Agent:
 @pytest.fixture
 async def south(agent_harness: AgentHarness) -> Agent:
     south = await agent_harness.agent("ap-south")
-    await south.say(1, wants=[want(waiting=10)])
+    await south.say(1, demands=[want(waiting=10)])
     return south
 
 
@@ -145,16 +145,16 @@ async def test_units_go_from_one_region_to_another_and_nobody_else_gets_them(
         await east.say(3, lease(granted=500, consumed=60, returned=290, units=10))
         assert Signal(kind="fetch", quota=EXPORTS) in (await south_hears.take(10) or ())
     assert progress(await ops.sees(begun["id"])) == ("running", 300, 290, 0)
-    await west.say(1, wants=[want(waiting=1000)])
+    await west.say(1, demands=[want(waiting=1000)])
     assert (await agent_harness.lease(west))["granted"] == 490  # all but what is on its way
-    refused = leased(await west.say(2, lease(granted=490, consumed=490), wants=[want(waiting=5)]))
+    refused = leased(await west.say(2, lease(granted=490, consumed=490), demands=[want(waiting=5)]))
     assert (refused.granted, refused.refusal) == (490, None)  # others hold idle ones, which are asked for
     assert (await ops.allocation())["in_transit"] == 290
-    assert leased(await south.say(2, wants=[want()])).granted == 300
+    assert leased(await south.say(2, demands=[want()])).granted == 300
     found = await ops.follows(begun["id"])
     assert progress(found) == ("running", 300, 290, 290)
     await east.say(4, lease(granted=500, consumed=60, returned=300, units=0))
-    await south.say(3, lease(granted=300), wants=[want()])
+    await south.say(3, lease(granted=300), demands=[want()])
     found = await ops.follows(begun["id"])
     assert progress(found) == ("done", 300, 300, 300)
     assert (found["reason"], found["waits_for"]) == (None, [])
@@ -181,7 +181,7 @@ async def test_a_move_whose_source_spends_meanwhile_ends_with_the_reason(
     begun = await ops.begins(EAST_TO_SOUTH)
     agent_harness.clock.move(seconds=1)
     await east.say(3, lease(granted=500, consumed=400, returned=100, units=350))
-    assert leased(await south.say(2, wants=[want()])).granted == 110
+    assert leased(await south.say(2, demands=[want()])).granted == 110
     found = await ops.follows(begun["id"])
     assert (*progress(found), found["reason"]) == ("partial", 300, 100, 100, "spent")
     assert found["moves"][0]["reason"] == "spent"
@@ -198,7 +198,7 @@ async def test_cancelled_at_any_step_nothing_is_lost(
     assert progress(found) == ("cancelled", 300, returned, 0)
     assert progress(await ops.cancels(begun["id"])) == progress(found)
     west = await agent_harness.agent("eu-west")
-    assert leased(await west.say(1, wants=[want(waiting=1000)])).granted == 490 + returned
+    assert leased(await west.say(1, demands=[want(waiting=1000)])).granted == 490 + returned
     assert (await agent_harness.pool())["open_moves"] == 0
 
 
@@ -334,7 +334,7 @@ async def test_a_target_that_is_drained_gets_nothing_and_the_units_are_free(
     found = await ops.follows(begun["id"])
     assert (*progress(found), found["reason"]) == ("partial", 300, 100, 0, "not_active")
     west = await agent_harness.agent("eu-west")
-    assert leased(await west.say(1, wants=[want(waiting=1000)])).granted == 590
+    assert leased(await west.say(1, demands=[want(waiting=1000)])).granted == 590
 
 
 async def test_what_the_end_of_the_period_finds_on_its_way_is_ended(
@@ -411,9 +411,9 @@ async def test_what_is_set_is_shown_counts_at_once_and_can_be_taken_back(
     assert planned["plan"]["settings_after"]["ap-south"] == {"weight": None, "floor": 200, "ceiling": 200}
     begun = await ops.begins(wish)
     assert begun["state"] == "done"
-    given = leased(await east.say(3, lease(granted=500, consumed=450, units=400), wants=[want(waiting=400)]))
+    given = leased(await east.say(3, lease(granted=500, consumed=450, units=400), demands=[want(waiting=400)]))
     assert (given.granted, given.refusal) == (600, GrantRefusal.EXHAUSTED)
-    assert leased(await south.say(2, wants=[want(waiting=400)])).granted == 200
+    assert leased(await south.say(2, demands=[want(waiting=400)])).granted == 200
     shown = (await ops.allocation())["regions"]
     assert {name: (each["weight"], each["floor"], each["ceiling"]) for name, each in shown.items()} == {
         "us-east": (3, None, 600),
@@ -421,7 +421,7 @@ async def test_what_is_set_is_shown_counts_at_once_and_can_be_taken_back(
     }
     await ops.begins(weighing(us_east={"ceiling": None, "weight": None}))
     assert (
-        leased(await east.say(4, lease(granted=600, consumed=450, units=0), wants=[want(waiting=400)])).granted == 800
+        leased(await east.say(4, lease(granted=600, consumed=450, units=0), demands=[want(waiting=400)])).granted == 800
     )
     assert await agent_harness.one("SELECT count(*) FROM region_setting") == 1
 
@@ -442,7 +442,7 @@ async def test_a_floor_is_filled_from_idle_units_where_nobody_else_holds_them(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
     west = await agent_harness.agent("eu-west")
-    await west.say(1, wants=[want(waiting=490)])
+    await west.say(1, demands=[want(waiting=490)])
     begun = await ops.begins(weighing(ap_south={"floor": 160}))
     moves = [(each["from"], each["to"], each["units"]) for each in begun["moves"]]
     assert moves == [("eu-west", "ap-south", 150)]
@@ -484,7 +484,7 @@ async def test_a_rate_has_weights_floors_and_ceilings_too(agent_harness: AgentHa
 async def test_idle_units_go_to_where_the_demand_is(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
-    await south.say(2, lease(granted=10), wants=[want(demand_milli=20_000)])
+    await south.say(2, lease(granted=10), demands=[want(demand_milli=20_000)])
     begun = await ops.begins({"mode": "even_out", "quota": EXPORTS})
     assert [(each["from"], each["to"]) for each in begun["moves"]] == [("us-east", "ap-south")]
     assert spread(begun["plan"]["after"])["us-east"] == 0
@@ -500,7 +500,7 @@ async def test_a_region_is_drained_and_restored(
         assert found["waits_for"][0]["units"] == 450
         heard = [signal for _ in range(3) for signal in await hears.take(1) or ()]
         assert Signal(kind="recall", quota=EXPORTS, keep=0) in heard
-    refused = await east.say(3, lease(granted=500, consumed=60, returned=400, units=10), wants=[want(waiting=5)])
+    refused = await east.say(3, lease(granted=500, consumed=60, returned=400, units=10), demands=[want(waiting=5)])
     assert [each.refusal for each in refused.refused] == [GrantRefusal.REGION_NOT_ACTIVE]
     assert progress(await ops.follows(begun["id"])) == ("running", 450, 410, 0)
     await east.say(4, lease(granted=500, consumed=100, returned=400, units=40))
@@ -511,7 +511,7 @@ async def test_a_region_is_drained_and_restored(
     assert (await ops.begins({"mode": "restore", "region": "us-east"}))["state"] == "done"
     assert (
         leased(
-            await east.say(5, lease(granted=500, consumed=100, returned=400, units=0), wants=[want(waiting=5)])
+            await east.say(5, lease(granted=500, consumed=100, returned=400, units=0), demands=[want(waiting=5)])
         ).granted
         == 505
     )
@@ -546,7 +546,7 @@ async def test_a_drain_is_stopped_and_the_region_is_granted_to(
 
 async def test_who_holds_what(agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent) -> None:
     assert (await ops.client.get("/v1/allocations", params={"quota": "nothing"})).json()["data"] == []
-    await east.say(3, lease(granted=500, consumed=60, units=10), wants=[want(demand_milli=10_000)])
+    await east.say(3, lease(granted=500, consumed=60, units=10), demands=[want(demand_milli=10_000)])
     found = await ops.allocation()
     totals = ("quota", "period", "state", "funded", "unallocated", "outstanding", "consumed", "suspense", "overage")
     assert [found[name] for name in totals] == [EXPORTS, PERIOD, "open", 1000, 490, 450, 60, 0, 0]
@@ -579,7 +579,7 @@ async def test_page_by_page_and_what_is_over_only_when_asked_for(
     for seq, tenant in enumerate("abc", 1):
         quota = f"exports:tenant={tenant}"
         agent = await agent_harness.agent(f"r-{tenant}")
-        await agent.say(1, wants=[want(quota, waiting=seq)], quota=quota)
+        await agent.say(1, demands=[want(quota, waiting=seq)], quota=quota)
     seen: list[str] = []
     after: str | None = ""
     while after is not None:

@@ -63,7 +63,7 @@ from protocol.messages import (
     ExchangeRequest,
     FrozenBatch,
     FrozenLease,
-    LeaseWant,
+    LeaseDemand,
     LiveState,
     OpenEpoch,
     RebindEpoch,
@@ -297,12 +297,12 @@ class Ledger(RuleBasedStateMachine):
         incarnation = self.incarnation(region, 1 + older)
         if gives_back and incarnation.is_over:
             incarnation.give_back()
-        wants, fingerprint = self.live(waiting=10, demand_milli=5_000), self.incarnation(region).fingerprint
-        call = self.call(incarnation, wants, fingerprint=fingerprint)
+        demands, fingerprint = self.live(waiting=10, demand_milli=5_000), self.incarnation(region).fingerprint
+        call = self.call(incarnation, demands, fingerprint=fingerprint)
         (applied,) = self.deliver([call])
         if self.state(incarnation) == "fenced":
             for incoming, reply in zip(call.submissions, applied.response.replies, strict=True):
-                refused = {want.quota: GrantRefusal.EPOCH_FENCED for want in incoming.wants}
+                refused = {want.quota: GrantRefusal.EPOCH_FENCED for want in incoming.demands}
                 assert reply.outcome not in BOOKED or refused == {each.quota: each.refusal for each in reply.refused}
         self.hear(incarnation, applied, is_heard=True)
 
@@ -686,7 +686,9 @@ class Ledger(RuleBasedStateMachine):
 
     def live(self, waiting: int, demand_milli: int) -> LiveState:
         """Of all quotas; `call` gives each lane its own."""
-        return LiveState(wants=[LeaseWant(quota=quota, demand_milli=demand_milli, waiting=waiting) for quota in QUOTAS])
+        return LiveState(
+            demands=[LeaseDemand(quota=quota, demand_milli=demand_milli, waiting=waiting) for quota in QUOTAS]
+        )
 
     def call(
         self, incarnation: StoreIncarnation, live: LiveState, lie: Lie | None = None, fingerprint: str | None = None
@@ -694,7 +696,7 @@ class Ledger(RuleBasedStateMachine):
         exchanges = [
             Exchange(
                 frozen=incarnation.freeze(lane, self.now, lie),
-                live=LiveState(wants=[want for want in live.wants if lane_of(want.quota, LANES) == lane]),
+                live=LiveState(demands=[want for want in live.demands if lane_of(want.quota, LANES) == lane]),
             )
             for lane in range(LANES)
         ]

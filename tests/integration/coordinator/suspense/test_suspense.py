@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def in_suspense(agent_harness: AgentHarness, agent: Agent, units: int = 10) -> None:
-    await agent.say(1, wants=[want(waiting=units)])
+    await agent.say(1, demands=[want(waiting=units)])
     agent_harness.clock.move(seconds=70)
     async with connected(agent_harness.url) as coordinator, coordinator.transaction():
         await expire_leases(coordinator, agent_harness.clock.now())
@@ -109,7 +109,7 @@ async def test_a_new_proposal_takes_the_place_of_the_open_one(agent_harness: Age
 async def test_a_quarantine_ends_with_the_difference_as_one_line_that_names_no_policy(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=7, units=5))
     kept = (await (await agent_harness.client("usage:read")).get("/v1/quarantine?evidence=true")).json()["data"]
     assert [(row["reason"], row["evidence"]["consumed"], row["is_open"]) for row in kept] == [
@@ -121,7 +121,7 @@ async def test_a_quarantine_ends_with_the_difference_as_one_line_that_names_no_p
     line = await agent_harness.owner.fetchrow("SELECT units, dimensions->>'policy' FROM transfer WHERE cause = 'usage'")
     assert line is not None
     assert tuple(line) == (7, "unattributed")
-    told = leased(await agent.say(3, lease(granted=10, consumed=8, returned=2, units=1), wants=[want(waiting=5)]))
+    told = leased(await agent.say(3, lease(granted=10, consumed=8, returned=2, units=1), demands=[want(waiting=5)]))
     assert (told.granted, told.refusal) == (15, None)
     report = await (await agent_harness.client("usage:read")).get(f"/v1/periods/{PERIOD}/reconciliation")
     assert report.json()["status"] == "balanced"
@@ -130,7 +130,7 @@ async def test_a_quarantine_ends_with_the_difference_as_one_line_that_names_no_p
 async def test_more_returned_than_there_was_ends_without_anything_to_grant(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=4, returned=11))
     await resolved(agent_harness, agent, "unattributed")
     mine, pool = await agent_harness.lease(agent), await agent_harness.pool()
@@ -139,7 +139,7 @@ async def test_more_returned_than_there_was_ends_without_anything_to_grant(
 
 
 async def test_what_is_refused(agent_harness: AgentHarness, agent: Agent) -> None:
-    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(1, demands=[want(waiting=10)])
     client = await agent_harness.client("adjust:propose")
     cases = [
         (proposal(agent, "charge"), 409, "nothing_in_suspense"),
@@ -166,7 +166,7 @@ async def test_what_is_refused(agent_harness: AgentHarness, agent: Agent) -> Non
 
 async def test_what_waits_for_people_is_listed_page_by_page(agent_harness: AgentHarness, agent: Agent) -> None:
     other = await agent_harness.agent("eu-west")
-    await other.say(1, wants=[want(waiting=5)])
+    await other.say(1, demands=[want(waiting=5)])
     await in_suspense(agent_harness, agent)
     resolution = await proposed(agent_harness, agent, "charge")
     reader = await agent_harness.client("usage:read")

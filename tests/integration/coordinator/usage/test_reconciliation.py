@@ -27,7 +27,7 @@ async def regions(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> list
     regions = [await open_region(admin_harness, admin, name) for name in ("eu-west", "us-east")]
     await regions[0].use(ACME, "2026-11", [Used(AT, 30), Used(AT, 10, "bulk")])
     await regions[1].use(ACME, "2026-11", [Used(AT, 20)])
-    await regions[0].exchange(ACME, wants=[{"quota": ACME, "waiting": 25}])
+    await regions[0].exchange(ACME, demands=[{"quota": ACME, "waiting": 25}])
     return regions
 
 

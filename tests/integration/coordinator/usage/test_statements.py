@@ -39,7 +39,7 @@ async def region(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> Regio
     await admin.put("/v1/limits", json=DOCUMENT)
     region = await open_region(admin_harness, admin, "eu-west")
     await region.use(MAILS, DAY, [Used(at("18T09:05"), 4, "mail"), Used(at("18T10:05"), 6, "mail")])
-    await region.exchange(MAILS, wants=[{"quota": MAILS, "waiting": 7}])
+    await region.exchange(MAILS, demands=[{"quota": MAILS, "waiting": 7}])
     await region.use(ACME, "2026-11", [Used(at("18T09:05"), 5)])
     await sealed(admin_harness)
     return region

@@ -122,7 +122,7 @@ async def test_nothing_a_gap_and_a_zero_are_three_things(
         for zeros in ("", "&zeros=true", "&zeros=true&granularity=P1D&group_by=tenant"):
             assert await answer(unknown + zeros) == (False, 0, [])
     # A gap: a region holds units, and some of them may be used by now.
-    await booked["us-east"].exchange(GLOBEX, wants=[{"quota": GLOBEX, "waiting": 7}])
+    await booked["us-east"].exchange(GLOBEX, demands=[{"quota": GLOBEX, "waiting": 7}])
     held = await admin_harness.owner.fetchval("SELECT sum(outstanding) FROM lease WHERE quota = $1", GLOBEX)
     assert await answer("tenant=globex&policy=other") == (True, held, [])
     assert held >= 7
@@ -145,7 +145,7 @@ async def test_what_is_waited_for_is_told_by_what_is_asked(
         return int((await finance.get(f"/v1/usage?{query}")).json()["coverage"]["unaccounted"])
 
     for region, quota in (("eu-west", ACME), ("us-east", ACME), ("eu-west", MAILS)):
-        await booked[region].exchange(quota, wants=[{"quota": quota, "waiting": 7}])
+        await booked[region].exchange(quota, demands=[{"quota": quota, "waiting": 7}])
     await admin_harness.owner.execute(
         "UPDATE lease SET outstanding = outstanding - 3, suspense = 3 WHERE quota = $1", ACME
     )

@@ -365,7 +365,7 @@ async def test_a_limit_that_is_lowered_reaches_a_threshold(
     await registered(admin, receiver.url)
     await region.use(ACME, NOVEMBER, [Used(AT, 450)])
     await limited(admin, limit=500)
-    await region.exchange(ACME, wants=[{"quota": ACME}])
+    await region.exchange(ACME, demands=[{"quota": ACME}])
     await told(admin_harness, outbox)
     told_of = [(body["data"]["percent"], body["data"]["limit"]) for body in receiver.bodies]
     assert sorted(told_of) == [(50, 500), (80, 500)]
@@ -376,7 +376,7 @@ async def test_suspense_and_drift_and_a_close_are_told(
 ) -> None:
     await registered(admin, receiver.url)
     await region.use(ACME, NOVEMBER, [Used(AT, 10)])
-    await region.exchange(ACME, wants=[{"quota": ACME, "waiting": 7}])
+    await region.exchange(ACME, demands=[{"quota": ACME, "waiting": 7}])
     admin_harness.clock.move(seconds=90)
     await outbox.run(lambda c: expire_leases(c, admin_harness.clock.now()))
     await told(admin_harness, outbox)

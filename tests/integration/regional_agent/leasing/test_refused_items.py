@@ -36,8 +36,8 @@ def refusing(is_refused: Callable[[dict[str, Any]], bool], status: int = 422) ->
     return answer
 
 
-def wants(tenant: str) -> Callable[[dict[str, Any]], bool]:
-    return lambda exchange: any(want["quota"].endswith(f"={tenant}") for want in exchange["live"]["wants"])
+def demands(tenant: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda exchange: any(want["quota"].endswith(f"={tenant}") for want in exchange["live"]["demands"])
 
 
 async def check(agent: Agent, tenant: str) -> int:
@@ -52,7 +52,7 @@ async def faults(agent: Agent) -> list[str]:
 @pytest.mark.parametrize("status", [413, 422, 500])
 async def test_a_want_that_refuses_its_call_is_found_and_set_aside(world: World, status: int) -> None:
     agent = await world.agent()
-    world.weather.answers_for_it = refusing(wants("culprit"), status)
+    world.weather.answers_for_it = refusing(demands("culprit"), status)
     others = [name for lane in range(LANES) for name in tenants_of_lane(lane, 3)]
     asking = asyncio.create_task(check(agent, "culprit"))
     assert set(await asyncio.gather(*(check(agent, name) for name in others))) == {200}
@@ -64,14 +64,14 @@ async def test_a_want_that_refuses_its_call_is_found_and_set_aside(world: World,
     assert readiness.status_code == 200, "it concerns one key"
     assert [reason["code"] for reason in readiness.json()["reasons"]] == ["items_set_aside"]
     text = (await agent.http.get("/metrics")).text
-    assert 'leasehold_exchange_items_refused_total{kind="want"} 1.0' in text
+    assert 'leasehold_exchange_items_refused_total{kind="demand"} 1.0' in text
     assert "leasehold_exchange_items_set_aside 1.0" in text
 
 
 async def test_what_is_set_aside_is_not_offered_again(world: World) -> None:
     agent = await world.agent()
     offered: list[bytes] = []
-    refuse = refusing(wants("culprit"))
+    refuse = refusing(demands("culprit"))
 
     def answer(path: str, body: bytes) -> tuple[int, bytes] | None:
         if b"culprit" in body:
@@ -101,7 +101,7 @@ async def test_a_want_that_is_refused_by_itself_is_set_aside(world: World) -> No
             frozen = json.loads(exchange["frozen"])
             refused = [
                 {"quota": want["quota"], "refusal": "invalid", "reason": "quota: too long"}
-                for want in exchange["live"]["wants"]
+                for want in exchange["live"]["demands"]
             ]
             replies.append({"outcome": "stale", "lane": frozen["lane"], "seq": frozen["seq"]} | {"refused": refused})
             replies[-1]["outcome"] = "replayed"

@@ -14,7 +14,7 @@ from protocol.messages import (
     ExchangeResponse,
     FrozenBatch,
     FrozenLease,
-    LeaseWant,
+    LeaseDemand,
     Versions,
 )
 from protocol.outcomes import ExchangeOutcome
@@ -22,8 +22,8 @@ from protocol.outcomes import ExchangeOutcome
 pytestmark = pytest.mark.anyio
 
 
-def call(lane: int, epoch: int = 1, wants: Sequence[str] = ()) -> ExchangeCall:
-    leases = [LeaseWant(quota=quota) for quota in wants]
+def call(lane: int, epoch: int = 1, demands: Sequence[str] = ()) -> ExchangeCall:
+    leases = [LeaseDemand(quota=quota) for quota in demands]
     return ExchangeCall("us-east", "f", [Submission(FrozenBatch(epoch=epoch, lane=lane, seq=1), b"", leases)])
 
 
@@ -141,7 +141,7 @@ async def test_a_lane_is_once_in_a_gather_and_keeps_its_order() -> None:
 async def test_wants_of_quotas_in_another_transaction_wait_and_go_together() -> None:
     ledger = Ledger()
     batcher = ExchangeBatcher(ledger.apply)
-    tasks = await waiting(batcher, [*(call(lane, wants=["hot"]) for lane in range(4)), call(4, wants=["cold"])])
+    tasks = await waiting(batcher, [*(call(lane, demands=["hot"]) for lane in range(4)), call(4, demands=["cold"])])
     assert ledger.gathers == [[0], [4]]
     ledger.gate.set()
     await asyncio.gather(*tasks)
@@ -153,7 +153,7 @@ async def test_who_reports_what_another_transaction_is_at_waits_likewise() -> No
     frozen = FrozenLease(quota="hot", period="2026-11", granted=0, overage=0, consumed=0, returned=0)
     batch = FrozenBatch(epoch=1, lane=1, seq=1, leases=[frozen])
     reporting = ExchangeCall("us-east", "f", [Submission(batch, b"", [])])
-    tasks = await waiting(ExchangeBatcher(ledger.apply), [call(0, wants=["hot"]), reporting])
+    tasks = await waiting(ExchangeBatcher(ledger.apply), [call(0, demands=["hot"]), reporting])
     assert ledger.gathers == [[0]]
     ledger.gate.set()
     await asyncio.gather(*tasks)
@@ -162,8 +162,8 @@ async def test_who_reports_what_another_transaction_is_at_waits_likewise() -> No
 
 async def test_who_waits_for_one_of_its_quotas_is_not_overtaken_at_the_other() -> None:
     ledger = Ledger()
-    batcher, both = ExchangeBatcher(ledger.apply), call(1, wants=["hot", "cold"])
-    tasks = await waiting(batcher, [call(0, wants=["hot"]), both, call(2, wants=["cold"])])
+    batcher, both = ExchangeBatcher(ledger.apply), call(1, demands=["hot", "cold"])
+    tasks = await waiting(batcher, [call(0, demands=["hot"]), both, call(2, demands=["cold"])])
     assert ledger.gathers == [[0]]
     ledger.gate.set()
     await asyncio.gather(*tasks)

@@ -33,7 +33,7 @@ from coordinator.rebalancing.rules.division import (
     spare_of,
 )
 from protocol.limits.document import AllowanceQuota, Mode, PeriodKind
-from protocol.messages import LeaseWant
+from protocol.messages import LeaseDemand
 from protocol.outcomes import GrantRefusal
 from tests.unit.coordinator.rebalancing.test_division import KEY, NOW, REGIONS, Table, steps
 
@@ -274,7 +274,7 @@ def test_what_a_request_did_not_take_comes_back_with_the_next_word() -> None:
 
 def test_nothing_of_the_next_period_is_given_ahead() -> None:
     want, at_the_end = (
-        LeaseWant(quota=KEY.quota, demand_milli=5_000, waiting=1),
+        LeaseDemand(quota=KEY.quota, demand_milli=5_000, waiting=1),
         NOW.replace(day=30, hour=23, minute=59),
     )
     at_the_end += timedelta(seconds=50)

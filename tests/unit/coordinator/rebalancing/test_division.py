@@ -25,7 +25,7 @@ from coordinator.rebalancing.rules.division import (
 )
 from coordinator.rebalancing.rules.region_settings import Setting, faults_of_settings
 from protocol.limits.document import AllowanceQuota, PeriodKind, Quota, RateQuota
-from protocol.messages import LeaseWant
+from protocol.messages import LeaseDemand
 from protocol.outcomes import GrantRefusal
 from protocol.periods import Calendar
 
@@ -66,7 +66,7 @@ class Table:
         return PoolView(self.pool, True, region, self.leases, self.division, demand_milli)
 
     def ask(self, region: str, demand_milli: int = 0, waiting: int = 0) -> GrantRefusal | None:
-        want = LeaseWant(quota=KEY.quota, demand_milli=demand_milli, waiting=waiting)
+        want = LeaseDemand(quota=KEY.quota, demand_milli=demand_milli, waiting=waiting)
         wanted = GrantRequest(KEY, want, Entitlement(Calendar(PeriodKind.MONTH), self.limit, 10_000))
         lease = self.lease(region)
         return serve_request(self.report(lease), wanted, lease, self.shelf(region), NOW)

@@ -1,4 +1,4 @@
-"""What an agent wants of each allowance, and when."""
+"""What an agent requests of each allowance, and when."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import msgspec
 from prometheus_client import generate_latest
 
-from protocol.messages import LeaseWant
+from protocol.messages import LeaseDemand
 from protocol.units import MAX_UNITS
 from regional_agent.leasing.quotas import UNANSWERED_MS, HotKey, Quotas
 from regional_agent.leasing.rules.refill import LONGEST_PAUSE_MS
@@ -183,4 +183,4 @@ def test_no_want_holds_a_number_that_a_message_does_not_carry() -> None:
         quotas.add_held(QUOTA, MAX_UNITS)
     clock.now_ms += 1
     want = quotas.grant_request(QUOTA)
-    assert msgspec.json.decode(msgspec.json.encode(want), type=LeaseWant) == want
+    assert msgspec.json.decode(msgspec.json.encode(want), type=LeaseDemand) == want

@@ -34,11 +34,11 @@ class Store:
     mono_us: int = 7
     heard: list[tuple[str, int]] = field(default_factory=list)  # what, and when it was asked for
 
-    async def report_rates(self, _: StoreIncarnation, __: str, wants: Sequence[AgentRateDemand]) -> RateReports:
-        return RateReports(self.mono_us, [RateReport(want.quota, 9_000_000, 0, 1_000_000) for want in wants])
+    async def report_rates(self, _: StoreIncarnation, __: str, demands: Sequence[AgentRateDemand]) -> RateReports:
+        return RateReports(self.mono_us, [RateReport(want.quota, 9_000_000, 0, 1_000_000) for want in demands])
 
-    async def report_slots(self, _: StoreIncarnation, __: str, wants: Sequence[AgentSlotDemand]) -> SlotReports:
-        return SlotReports(self.mono_us, [SlotReport(want.slots.quota, 1, 5, 0, 3) for want in wants])
+    async def report_slots(self, _: StoreIncarnation, __: str, demands: Sequence[AgentSlotDemand]) -> SlotReports:
+        return SlotReports(self.mono_us, [SlotReport(want.slots.quota, 1, 5, 0, 3) for want in demands])
 
     async def share_rates(self, _: StoreIncarnation, asked_us: int, __: Sequence[object]) -> int:
         self.heard.append(("rates", asked_us))
