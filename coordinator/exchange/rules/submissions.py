@@ -186,7 +186,7 @@ def _with_keys(exchange: Classified, requests: Sequence[GrantRequest], refused: 
     return Matched(exchange, requests, refused, keys, new_keys, current_keys, {})
 
 
-# --- reports and demands that are not plausible, or beyond a budget -----------------------------------------------------
+# --- reports and demands that are not plausible, or beyond a budget ---------------------------------------------------
 
 
 def hold_implausible_reports(
