@@ -56,7 +56,9 @@ class Metrics(DeclaredMetrics):
         f"{_PREFIX}job_last_success_timestamp_seconds", "Last successful run of a job on this coordinator.", "job"
     )
     regressed_lanes = gauge(f"{_PREFIX}regressed_lanes", "Lanes that show that the ledger has lost data.", "region")
-    contested_regions = gauge(f"{_PREFIX}region_split_brain", "1: two stores report under the region's name.", "region")
+    split_brain = gauge(
+        f"{_PREFIX}region_split_brain", "1: two stores report under the region's name.", "region"
+    )
     overshoot = gauge(f"{_PREFIX}rate_overshoot_units", f"{_OVERSHOOT}, as measured.", "quota")
     overshoot_bound = gauge(f"{_PREFIX}rate_overshoot_bound_units", f"{_OVERSHOOT}, in the worst case.", "quota")
     units = gauge(f"{_PREFIX}units", "Units of open periods, by quota and account.", "quota", "account")
@@ -85,13 +87,13 @@ class Metrics(DeclaredMetrics):
         """Show the last measurement, and drop the series of quotas and regions that no longer exist."""
         if measured.figures is None or measured.measured_at is None:
             return
-        for each in (self.units, self.regressed_lanes, self.contested_regions):
+        for each in (self.units, self.regressed_lanes, self.split_brain):
             each.clear()
         for quota, account, units in measured.figures.units:
             self.units.labels(quota, account).set(units)
         for name, region in measured.figures.regions.items():
             self.regressed_lanes.labels(name).set(region.regressed_lanes)
-            self.contested_regions.labels(name).set(region.contested)
+            self.split_brain.labels(name).set(region.split_brain)
         self.measured_at.set(measured.measured_at.timestamp())
 
     def show_silent_regions(self, last_seen_at: Mapping[str, datetime], silent: Collection[str]) -> None:

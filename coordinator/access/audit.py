@@ -1,4 +1,4 @@
-"""The audit: what people did, written in the transaction in which it was done."""
+"""Write the audit: each action of people, in the transaction in which it is done."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -10,12 +10,12 @@ from coordinator.database.connection import Connection
 
 
 async def record(
-    connection: Connection, by: Actor | None, action: Action, about: str, details: Mapping[str, object], now: datetime
+    connection: Connection, by: Actor | None, action: Action, object_: str, details: Mapping[str, object], now: datetime
 ) -> None:
-    """Without an actor: whoever works on the database itself."""
+    """Write an entry. Without an actor it names the user of the database session."""
     name, request_id = by or (None, None)
     written = msgspec.json.encode(details).decode()
-    await connection.execute(_INSERT, now, name, action.value, about, request_id, written)
+    await connection.execute(_INSERT, now, name, action.value, object_, request_id, written)
 
 
 _INSERT = """

@@ -1,4 +1,4 @@
-"""Who carries these tokens? Asked for every request, so that a revoked token is refused at once."""
+"""Look tokens up. Every request does so, and a revoked token is refused at once."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -21,7 +21,7 @@ class Caller(NamedTuple):
 
 
 async def authenticate(connection: Connection, token_hashes: Collection[bytes]) -> dict[bytes, Caller]:
-    """Without those that were never issued, and those that were revoked."""
+    """Return the callers of these token hashes, without unknown and revoked ones."""
     rows = await connection.fetch(_TOKENS, token_hashes)
     return {row["hash"]: Caller(row["id"], frozenset(row["scopes"])) for row in rows}
 

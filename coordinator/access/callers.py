@@ -1,7 +1,7 @@
-"""Tokens that are shown at the same time are looked up together.
+"""Look up the tokens of concurrent requests together.
 
-Nothing is remembered: each look-up begins after whoever it answers has asked, so a revoked token is refused at once.
-While one is under way, those who come wait for the next.
+Nothing is cached: a look-up begins after the requests that it is for have arrived, so a revoked token is refused at
+once. Requests that arrive during a look-up wait for the next one.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ class Callers:
         self._running: asyncio.Task[None] | None = None
 
     async def find(self, token_hash: bytes) -> Caller | None:
-        """None for a token that is not known."""
+        """Return the caller with a token, or None if the token is unknown."""
         answer: asyncio.Future[Caller | None] = asyncio.get_running_loop().create_future()
         self._waiting.append((token_hash, answer))
         if self._running is None:
@@ -38,7 +38,7 @@ class Callers:
     async def _answer(self, asked: Waiting) -> None:
         try:
             found = await self._look_up(list({token_hash for token_hash, _ in asked}))
-        except Exception as error:  # each of them is told, and the next look-up is another
+        except Exception as error:  # every waiting request fails, and the next look-up is independent
             for _, answer in asked:
                 if not answer.done():
                     answer.set_exception(error)

@@ -115,7 +115,7 @@ async def _serve_first(request: Request, attempt: Attempt, handle: Handler, coor
 
 
 async def _respond(request: Request, handle: Handler) -> Response:
-    """Turn a refusal into a response, which is stored like any other. Unforeseen errors are not."""
+    """Turn a refusal into a response, which is stored like any other. Unexpected errors are not."""
     try:
         return await handle(request)
     except (Problem, HTTPException, RequestValidationError) as refusal:

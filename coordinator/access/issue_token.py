@@ -1,4 +1,4 @@
-"""Issue a token. It is shown once, here: the database keeps its hash and nothing else."""
+"""Issue a token. It is shown once: the database keeps only its hash."""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -20,7 +20,7 @@ class IssuedToken(NamedTuple):
 async def issue_token(
     connection: Connection, scopes: Collection[str], note: str, now: datetime, token: str | None = None
 ) -> IssuedToken:
-    """A new token, or the given one. Issuing the same token again answers the same id, if it is the same grant.
+    """Issue a new token, or the given one. Issuing a token again with the same scopes returns the same id.
 
     Raises ValueError, whose sentence says what is wrong, for unknown scopes and for a token that was revoked.
     """
@@ -45,7 +45,7 @@ def _checked(scopes: Collection[str]) -> list[str]:
     return sorted(set(scopes))
 
 
-# A revoked token stays revoked, and none gains scopes by being issued again.
+# A revoked token stays revoked, and no token gains scopes by being issued again.
 _INSERT = """
 WITH known AS (SELECT note FROM token WHERE hash = $2)
 INSERT INTO token (id, hash, scopes, note, created_at) VALUES ($1, $2, $3, $4, $5)

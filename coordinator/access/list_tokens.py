@@ -1,4 +1,4 @@
-"""Which tokens there are. What they are is known to their holders alone."""
+"""List tokens. Their texts are known only to their holders."""
 
 from datetime import datetime
 from typing import NamedTuple
@@ -16,7 +16,7 @@ class KnownToken(NamedTuple):
 
 
 async def list_tokens(connection: Connection) -> list[KnownToken]:
-    """Every token ever issued, oldest first."""
+    """Return every token that was ever issued, oldest first."""
     return [KnownToken(*row.values()) for row in await connection.fetch(_ALL)]
 
 

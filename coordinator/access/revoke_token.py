@@ -9,7 +9,7 @@ from coordinator.database.connection import Connection
 
 
 async def revoke_token(connection: Connection, token_id: UUID, now: datetime) -> bool:
-    """True if there is such a token; revoking it again changes nothing, not even the time."""
+    """Revoke a token, and return whether it exists. Revoking it again changes nothing, not even the time."""
     async with connection.transaction():
         if await connection.fetchval(_REVOKE, token_id, now):
             await record(connection, None, Action.TOKEN_REVOKED, str(token_id), {}, now)

@@ -1,8 +1,8 @@
-"""Whether this coordinator can do its work: what `/readyz`, the metrics and the log say of it.
+"""Monitor whether this coordinator can serve, for `/readyz`, metrics and logs.
 
-Once a second, and whenever `/readyz` is asked, a coordinator proves on a connection of its own that it can read and
-commit, and compares its clock with the database's. Requests never wait for this, and it never waits for requests. A
-reason is logged once when it begins and once when it ends.
+Once a second, and for each request of `/readyz`, a coordinator proves on a connection of its own that it can read and
+commit, and compares its clock with the database's. Other requests never wait for this, nor does it wait for them. A
+reason is logged when it begins and when it ends.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Finding(NamedTuple):
     code: str
     text: str
     status: HealthStatus = HealthStatus.NOT_READY
-    subject: str = ""  # tells findings of one code apart
+    subject: str = ""  # distinguishes findings of one code
 
 
 class HealthWatch:
@@ -66,14 +66,14 @@ class HealthWatch:
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._in_use = asyncio.Lock()  # a connection does one thing at a time
         self._looking: asyncio.Task[None] | None = None
-        self._database: Finding | None = Finding("starting", "the database has not been asked yet")
+        self._database: Finding | None = Finding("starting", "the database has not been checked yet")
         self._since: dict[tuple[str, str], datetime] = {}
         self._failed_looks = 0
         self._heard_at_ms: dict[str, int] = {}
         self._silent: set[str] = set()
 
     async def run(self) -> None:
-        """Look for ever: at the database each second, at what coordinators share every ten."""
+        """Check the database every second, and the shared figures every ten, for ever."""
         looks = 0
         while True:
             await self.look()
@@ -83,13 +83,13 @@ class HealthWatch:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def look(self) -> None:
-        """Prove that a commit works, within PROVE_WITHIN_S. Callers at the same time share one proof."""
+        """Prove that a commit works, within PROVE_WITHIN_S. Concurrent callers share one proof."""
         if self._looking is None:
             self._looking = asyncio.create_task(self._look())
         await asyncio.shield(self._looking)
 
     def note_heard(self, region: str) -> None:
-        """A token of this region was accepted."""
+        """Note that a token of this region was accepted."""
         self._heard_at_ms[region] = self._clock.monotonic_ms()
 
     def report(self) -> Health:
@@ -129,7 +129,7 @@ class HealthWatch:
                     return _SCHEMA_BEHIND
                 reads = True
                 await prove_commit(connection)
-        except Exception as error:  # whatever it was: it cannot commit now
+        except Exception as error:  # of any kind: it cannot commit now
             self._drop_connection()
             return _finding_of(error, reads=reads)
         return None
@@ -147,7 +147,7 @@ class HealthWatch:
     # --- what coordinators share -------------------------------------------------------------------------------------
 
     async def share_and_read(self) -> None:
-        """Write which regions were heard here, and read the figures that one coordinator measured for all."""
+        """Write which regions were seen here, and read the figures that one coordinator measured for all."""
         if self._database is not None:
             return
         heard, self._heard_at_ms = self._heard_at_ms, {}
@@ -203,7 +203,7 @@ class HealthWatch:
             yield Finding("job_failing", text, HealthStatus.DEGRADED, job)
 
     def _show(self) -> None:
-        """Log what began and what ended since the last look, and set the metrics."""
+        """Log the findings that began or ended since the last check, and set the metrics."""
         found = {(each.code, each.subject): each for each in self._findings()}
         for key in found.keys() - self._since.keys():
             self._since[key] = self._clock.untrusted_now()

@@ -1,7 +1,7 @@
-"""Statements of health checks: can it be read and committed, what time is it there, and figures that are shared.
+"""Statements of health checks: prove a commit, read the database's clock, and share measured figures.
 
 One coordinator measures for all of them (`measure`, a job), and each reads the result: a scrape of the metrics asks
-the database nothing, and what is costly to add up is added up once.
+the database nothing, and costly sums are computed once.
 """
 
 from collections.abc import Mapping
@@ -20,28 +20,28 @@ MOST_REGIONS = 1_000
 
 class RegionFigures(Struct, frozen=True):
     regressed_lanes: int
-    contested: bool
+    split_brain: bool
 
 
 class Figures(Struct, frozen=True):
-    """What one coordinator measured for all."""
+    """The figures that one coordinator measures for all."""
 
-    units: list[tuple[str, str, float]]  # quota, account, units, of all the periods that are not over
+    units: list[tuple[str, str, float]]  # quota, account and units of the current periods
     regions: dict[str, RegionFigures]
 
 
 class Measured(NamedTuple):
-    """The newest figures, when they were measured, and when each region was last heard by any coordinator."""
+    """The newest figures, when they were measured, and when any coordinator last saw each region."""
 
     figures: Figures | None
     measured_at: datetime | None
-    read_at: datetime  # by the database's clock, as the other moments are
+    read_at: datetime  # by the database's clock, like the other times
     last_seen_at: Mapping[str, datetime]
     down: frozenset[str]
 
 
 async def schema_revision(connection: Connection) -> str | None:
-    """Where the migrations stand; None if none ever ran."""
+    """Return the revision of the schema, or None if no migration has run."""
     try:
         found: str | None = await connection.fetchval("SELECT version_num FROM alembic_version")
     except asyncpg.UndefinedTableError:
@@ -63,11 +63,11 @@ async def prove_commit(connection: Connection) -> None:
 
 
 async def measure(connection: Connection, now: datetime) -> None:
-    """Add up the units of the running periods, and look at the regions, for all coordinators."""
+    """Measure the units of the current periods, and the regions, for all coordinators."""
     rows = await connection.fetch(_UNITS)
     units = [(row["name"], account, float(row[account])) for row in rows for account in ACCOUNTS]
     regions = {
-        region.name: RegionFigures(region.regressed_lanes, region.contested)
+        region.name: RegionFigures(region.regressed_lanes, region.split_brain)
         for region in await read_regions(connection, "", MOST_REGIONS, now)
     }
     await connection.execute(_KEEP, msgspec.json.encode(Figures(units, regions)).decode())
@@ -88,7 +88,7 @@ async def read_measured(connection: Connection) -> Measured:
 
 
 async def note_heard_regions(connection: Connection, ago_ms: Mapping[str, int]) -> None:
-    """Note how long ago each region was heard. The latest moment counts, whichever coordinator heard it."""
+    """Note how long ago each region was seen. The latest time of any coordinator counts."""
     if ago_ms:
         names = sorted(ago_ms)
         await connection.execute(_NOTE_HEARD, names, [ago_ms[name] for name in names])

@@ -1,4 +1,4 @@
-"""Register this installation once, and see whether a coordinator is where it was confirmed."""
+"""Register this installation once, and compare where a coordinator runs with where it was confirmed."""
 
 from datetime import datetime
 from uuid import UUID, uuid4
@@ -13,16 +13,16 @@ from coordinator.installation.rules import Home, why_unconfirmed
 
 
 class Installation(Struct, frozen=True):
-    """Unless it is confirmed, events wait in the outbox and nothing is sent."""
+    """The identity of an installation. Unless it is confirmed, events wait in the outbox and are not sent."""
 
     id: UUID
     is_confirmed: bool
-    reason: str | None  # why it is not
+    reason: str | None  # why it is not confirmed
     confirmed_at: datetime
 
 
 async def look_at_installation(connection: Connection, addresses: frozenset[str], now: datetime) -> Installation:
-    """Return the installation as it is seen from here. The first coordinator of a new database registers it."""
+    """Return the installation, as seen by this coordinator. The first coordinator of a new database registers it."""
     here = await _here(connection, addresses)
     row = await connection.fetchrow(_READ)
     if row is None:
@@ -59,7 +59,7 @@ async def _here(connection: Connection, addresses: frozenset[str]) -> Home:
         async with connection.transaction():
             identifier = await connection.fetchval("SELECT system_identifier::text FROM pg_control_system()")
     except asyncpg.InsufficientPrivilegeError:
-        identifier = ""  # a managed Postgres may keep it to itself
+        identifier = ""  # a managed Postgres may not reveal it
     return Home(identifier, oid, addresses)
 
 

@@ -13,9 +13,9 @@ DEFAULT_PORT = "5432"
 
 
 class Home(NamedTuple):
-    """Where a coordinator finds its database."""
+    """The place where a coordinator finds its database."""
 
-    system_identifier: str  # empty: it may not be read here
+    system_identifier: str  # empty if it cannot be read
     database_oid: int
     addresses: frozenset[str]
 
@@ -41,7 +41,7 @@ def _with_port(host: str, port: str) -> str:
 
 
 def why_unconfirmed(confirmed: Home, here: Home) -> str | None:
-    """Say in which way this is another place than where the installation was confirmed, or None if it is the same."""
+    """Return how this place differs from where the installation was confirmed, or None if it does not."""
     if confirmed.database_oid != here.database_oid or (
         here.system_identifier and confirmed.system_identifier and confirmed.system_identifier != here.system_identifier
     ):

@@ -1,4 +1,4 @@
-"""What an override may say, given the document in force."""
+"""Validate overrides against the limits document in force."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,7 +8,7 @@ from protocol.limits.document import LimitsDocument, LimitValue
 
 
 def spelt_subject(subject: Mapping[str, str]) -> dict[str, str]:
-    """As quota keys spell it. Raises ValueError, with the field in its first words, for what no request can have."""
+    """Return a subject as quota keys write it. Raise ValueError, beginning with the field, for impossible values."""
     return {field: _spelt(field, value) for field, value in subject.items()}
 
 
@@ -22,7 +22,7 @@ def _spelt(field: str, value: str) -> str:
     except ValueError as error:
         raise ValueError(f"{field}: {error}") from error
     if not 1 <= len(value) <= 256 or not value.isprintable():
-        raise ValueError(f"{field}: it is a text of 1 to 256 printable characters")
+        raise ValueError(f"{field}: Write 1 to 256 printable characters.")
     return value
 
 
@@ -35,17 +35,20 @@ def faults_of_override(
 def _faults(document: LimitsDocument, quota: str, subject: Mapping[str, str], limit: LimitValue) -> Iterator[Fault]:
     spec = next((each for each in document.quotas if each.name == quota), None)
     if spec is None:
-        yield Fault("quota", "known", f"there is no quota {quota!r}")
+        yield Fault("quota", "known", f"There is no quota {quota!r}.")
         return
     ways = [policy.by for policy in document.policies if policy.quota == quota]
     if not any(subject.keys() <= set(by) for by in ways):
-        counted = "; or ".join(dict.fromkeys(", ".join(by) or "nothing" for by in ways)) or "nothing: it has no policy"
-        yield Fault("subject", "counted", f"it would reach nobody, for {quota!r} is counted by {counted}")
+        counted = (
+            "; or ".join(dict.fromkeys(", ".join(by) or "nothing" for by in ways))
+            or "nothing, because it has no policy"
+        )
+        yield Fault("subject", "counted", f"The subject matches no key: {quota!r} is counted by {counted}.")
     yield from faults_of_value("limit", spec, limit)
 
 
 def faults_of_change(document: LimitsDocument, overrides: Mapping[str, Mapping[str, LimitValue]]) -> list[Fault]:
-    """What a new document would break of the overrides (quota → key → limit) that are not over."""
+    """Return the overrides (quota → key → limit) that a new document would make invalid."""
     places = {quota.name: place for place, quota in enumerate(document.quotas)}
     return [fault for name, limits in overrides.items() for fault in _broken(document, places.get(name), name, limits)]
 
@@ -54,12 +57,14 @@ def _broken(
     document: LimitsDocument, place: int | None, name: str, limits: Mapping[str, LimitValue]
 ) -> Iterator[Fault]:
     if place is None:
-        yield Fault("quotas", "in_use", f"{name!r} is missing, and {_some(limits)} overridden; delete those first")
+        yield Fault(
+            "quotas", "in_use", f"{name!r} is missing, but {_some(limits)} overridden. Delete those overrides first."
+        )
         return
     spec = document.quotas[place]
     unfit = {key: limit for key, limit in limits.items() if any(faults_of_value("", spec, limit))}
     if unfit:
-        reason = f"{_some(unfit)} overridden with what is no limit of this kind; delete those first"
+        reason = f"{_some(unfit)} overridden with a limit of another kind. Delete those overrides first."
         yield Fault(f"quotas[{place}].kind", "in_use", reason)
 
 

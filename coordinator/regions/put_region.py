@@ -1,4 +1,4 @@
-"""Add a region, or change its weight or status. Every region's part of every rate follows, so all agents are told."""
+"""Add a region, or change its weight or status. It changes the shares of all regions, so all agents are notified."""
 
 from datetime import datetime
 from typing import NamedTuple
@@ -26,7 +26,7 @@ class PutRegion(NamedTuple):
 async def put_region(
     connection: Connection, name: str, weight: int | None, status: str | None, by: Actor | None, now: datetime
 ) -> PutRegion:
-    """What is not given stays as it is; of a new region it is the default."""
+    """Add or change a region. A value that is None stays as it is, or is the default of a new region."""
     await lock_catalogue(connection)
     found = await read_region(connection, name, now)
     before = found or Region(name, DEFAULT_WEIGHT, ACTIVE, now, epoch=None)

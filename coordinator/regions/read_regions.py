@@ -1,4 +1,4 @@
-"""The regions, and which epoch each is in."""
+"""Read regions with their current epochs."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -16,10 +16,10 @@ class Region(Struct, frozen=True):
     weight: int
     status: str
     created_at: datetime
-    epoch: int | None  # the current one, of a Cluster's cells the newest; None before the region's first
-    contested: bool = False  # two stores answer under its name, and neither is given another epoch for now
-    last_seen_at: datetime | None = None  # by any coordinator, to about ten seconds; None: never
-    regressed_lanes: int = 0  # of any of its epochs: they stand until people have approved how they go on
+    epoch: int | None  # the current one, or the newest of a Cluster's cells; None before the first
+    split_brain: bool = False  # two stores open epochs under its name in turn, and are refused further ones
+    last_seen_at: datetime | None = None  # by any coordinator, to about ten seconds
+    regressed_lanes: int = 0  # lanes that wait for an approved rebase
 
 
 async def read_region(connection: Connection, name: str, now: datetime) -> Region | None:
@@ -28,18 +28,18 @@ async def read_region(connection: Connection, name: str, now: datetime) -> Regio
 
 
 async def read_regions(connection: Connection, after: str, count: int, now: datetime) -> list[Region]:
-    """At most so many, by name, that come after the given one."""
+    """Return up to `count` regions by name, from the one after `after`."""
     rows = await connection.fetch(f"{_REGIONS} WHERE name > $2 ORDER BY name LIMIT $3", now - WINDOW, after, count)
     return [_region(row) for row in rows]
 
 
 def _region(row: asyncpg.Record) -> Region:
     fields = dict(row)
-    return Region(contested=_is_contested(fields.pop("openings")), **fields)
+    return Region(split_brain=_has_split_brain(fields.pop("openings")), **fields)
 
 
-def _is_contested(openings: Iterable[str]) -> bool:
-    """Any cell of it: a Cluster opens an epoch for each."""
+def _has_split_brain(openings: Iterable[str]) -> bool:
+    """Return whether two stores compete for any cell of the region. A Cluster has an epoch for each cell."""
     by_cell: dict[str, list[str]] = defaultdict(list)
     for cell, _, fingerprint in (opening.partition(" ") for opening in openings):
         by_cell[cell].append(fingerprint)

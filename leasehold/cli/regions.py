@@ -43,7 +43,7 @@ def put_region(
 
 
 def _faults(region: dict[str, Any]) -> str:
-    faults = ["two stores answer under its name"] if region["contested"] else []
+    faults = ["two stores answer under its name"] if region["split_brain"] else []
     faults += [f"{region['regressed_lanes']} lanes stand"] if region["regressed_lanes"] else []
     return ", ".join(faults)
 

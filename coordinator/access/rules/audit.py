@@ -1,11 +1,11 @@
-"""What people do to a coordinator, and how it is told afterwards: who did what to what, and by which request."""
+"""Actions of people that the audit records, and who did them."""
 
 from enum import StrEnum
 from typing import NamedTuple
 
 
 class Action(StrEnum):
-    TOKEN_ISSUED = "token.issued"  # noqa: S105 - the name of a deed
+    TOKEN_ISSUED = "token.issued"  # noqa: S105 - the name of an action
     TOKEN_REVOKED = "token.revoked"  # noqa: S105
     LIMITS_APPLIED = "limits.applied"
     SUBSCRIPTION_PUT = "subscription.put"
@@ -36,7 +36,7 @@ class Action(StrEnum):
 
 
 class Actor(NamedTuple):
-    """Somebody who came over HTTP: the id of their token, and of their request."""
+    """Who did something over HTTP: the ids of their token and of their request."""
 
     name: str
     request_id: str | None = None

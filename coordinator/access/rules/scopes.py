@@ -1,7 +1,7 @@
-"""What a token may be allowed to do. No scope, no access.
+"""Scopes: what a token may do. Without a scope it may do nothing.
 
 A region's token speaks for that region and for nothing else, so `admin`, which implies everything that people do,
-implies no `region:*`: whoever runs the coordinator still cannot report usage in a region's name.
+implies no `region:*`: operators of the coordinator cannot report usage in a region's name.
 """
 
 from collections.abc import Collection
@@ -31,6 +31,6 @@ def allows(held: Collection[str], needed: str) -> bool:
 
 
 def region_of(held: Collection[str]) -> str | None:
-    """The region that a token speaks for, if it speaks for exactly one."""
+    """Return the region that a token speaks for, or None unless it is exactly one."""
     regions = [scope.removeprefix(REGION_PREFIX) for scope in held if scope.startswith(REGION_PREFIX)]
     return regions[0] if len(regions) == 1 else None

@@ -107,11 +107,11 @@ async def test_two_stores_under_one_name_are_refused_until_they_have_rested(
     assert refused.headers["Retry-After"] == "15"
     reader = await agent_harness.client("quota:read")
     region = (await reader.get("/v1/regions/us-east")).json()
-    assert (region["contested"], region["epoch"]) == (True, rival.epoch), "whose turn it was keeps it"
+    assert (region["split_brain"], region["epoch"]) == (True, rival.epoch), "whose turn it was keeps it"
     metrics = await agent_harness.metrics()
     assert 'leasehold_coordinator_region_split_brain{region="us-east"} 1.0' in metrics
     agent_harness.clock.time += WINDOW
-    assert (await reader.get("/v1/regions/us-east")).json()["contested"] is False
+    assert (await reader.get("/v1/regions/us-east")).json()["split_brain"] is False
     assert (await agent.open()).status_code == 200
 
 
@@ -179,7 +179,7 @@ async def test_each_cell_of_a_cluster_has_an_epoch_of_its_own(agent_harness: Age
         )
         assert "".join(row["fingerprint"] for row in current) == left
         region = (await (await agent_harness.client("admin")).get("/v1/regions/us-east")).json()
-        assert (region["epoch"], region["contested"]) == (agent.epoch, False)
+        assert (region["epoch"], region["split_brain"]) == (agent.epoch, False)
 
 
 async def test_a_cell_that_is_not_among_those_it_names_is_refused(agent_harness: AgentHarness, agent: Agent) -> None:
@@ -195,7 +195,7 @@ async def test_the_cells_that_one_store_opens_are_no_contest(agent_harness: Agen
         agent.fingerprint = f"shard {cell % 3}"
         assert (await agent.open(cell=cell, cells=3 * MOST_OPENINGS)).status_code == 200
     region = (await (await agent_harness.client("admin")).get("/v1/regions/us-east")).json()
-    assert region["contested"] is False
+    assert region["split_brain"] is False
     for turn in range(2 * MOST_OPENINGS):
         agent.fingerprint = f"rival {turn % 2}"
         assert (await agent.open(cell=1, cells=3 * MOST_OPENINGS)).status_code == 200
@@ -203,4 +203,4 @@ async def test_the_cells_that_one_store_opens_are_no_contest(agent_harness: Agen
     assert (answer.status_code, answer.json()["type"]) == (409, "/problems/two-stores")
     assert (await agent.open(cell=2, cells=3 * MOST_OPENINGS)).status_code == 200, "of this cell they are no rivals"
     region = (await (await agent_harness.client("admin")).get("/v1/regions/us-east")).json()
-    assert region["contested"] is True
+    assert region["split_brain"] is True

@@ -51,7 +51,7 @@ async def test_two_stores_under_one_name_come_to_rest(world: World, tmp_path: Pa
         assert [each["code"] for each in answer.json()["reasons"]] == ["two_stores"]
         assert "two stores answer under its name" in (await refused.http.get("/v1/status")).json()["faults"][0]
         assert 'leasehold_epoch_refused{reason="two_stores"} 1.0' in (await refused.http.get("/metrics")).text
-        assert (await world.admin.get("/v1/regions/us-east")).json()["contested"] is True
+        assert (await world.admin.get("/v1/regions/us-east")).json()["split_brain"] is True
         with pytest.raises(CoordinatorRefused) as refusal:
             await asks(world, OpenEpoch(nonce="0" * 32, fingerprint=refused.region.store.fingerprint or ""))
         assert (refusal.value.refusal, refusal.value.retry_after_s) == (EpochRefusal.TWO_STORES, 15)
