@@ -56,9 +56,7 @@ class Metrics(DeclaredMetrics):
         f"{_PREFIX}job_last_success_timestamp_seconds", "Last successful run of a job on this coordinator.", "job"
     )
     regressed_lanes = gauge(f"{_PREFIX}regressed_lanes", "Lanes that show that the ledger has lost data.", "region")
-    split_brain = gauge(
-        f"{_PREFIX}region_split_brain", "1: two stores report under the region's name.", "region"
-    )
+    split_brain = gauge(f"{_PREFIX}region_split_brain", "1: two stores report under the region's name.", "region")
     overshoot = gauge(f"{_PREFIX}rate_overshoot_units", f"{_OVERSHOOT}, as measured.", "quota")
     overshoot_bound = gauge(f"{_PREFIX}rate_overshoot_bound_units", f"{_OVERSHOOT}, in the worst case.", "quota")
     units = gauge(f"{_PREFIX}units", "Units of open periods, by quota and account.", "quota", "account")
