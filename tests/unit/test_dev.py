@@ -1,4 +1,4 @@
-"""The task runner's own decisions, and that Pythons which are too old can read it."""
+"""The task runner makes its own decisions correctly, and even Pythons that are too old can parse it."""
 
 import ast
 import shutil
@@ -16,7 +16,7 @@ DEV = Path(__file__).parents[2] / "dev"
 
 @pytest.fixture
 def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The runner of another checkout, in which nothing has been made yet."""
+    """Return the runner of another checkout, in which nothing has been made yet."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     copy = shutil.copy(DEV, tmp_path)
     (tmp_path / "requirements.lock").write_text("a==1\n")

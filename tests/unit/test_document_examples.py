@@ -1,4 +1,4 @@
-"""The pieces of limits documents in the documentation are valid, and so are those of Python."""
+"""Examples of limits documents and of Python in the documentation are valid."""
 
 import ast
 import re
@@ -36,11 +36,11 @@ def completed(piece: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("page", "piece"), pieces())
 def test_a_piece_of_a_limits_document_is_valid(page: str, piece: str) -> None:
-    """Reading a document raises the problem that names its faults."""
+    """Parsing a document raises the problem that names its faults."""
     assert read_document(yaml.safe_dump(completed(yaml.safe_load(piece))).encode(), "application/yaml"), page
 
 
-def test_there_are_pieces() -> None:
+def test_the_documentation_has_pieces_of_documents() -> None:
     assert len(pieces()) >= 10
 
 

@@ -1,4 +1,4 @@
-"""What documents name in code style exists: paths of the repository, fields, and lines of the log."""
+"""Paths, fields and log lines that documents name in code style exist."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ _SPAN = re.compile(r"(?<!`)`([\w.*-]+(?:/[\w.*-]+)*/?)`(?!`)")
 _FIELD = re.compile(r"(?<!`)`([a-z]+(?:_[a-z0-9]+)+)`(?!`)")
 _LOG_LINE = re.compile(r"(?<!`)`([a-z][a-z' -]+ [a-z' -]*[a-z])`(?!`)")
 _METRICS = "leasehold_"  # test_reference_pages.py compares these
-# Composed in the code, or words of others: Redis, pip, and our own commands.
+# Composed in the code, or words of Redis, pip and our own commands.
 OTHERS = {"coordinator not ready", "coordinator degraded", "agent is not ready", "agent is degraded", "agent is ready"}
 OF_OTHERS = ("appendfsync ", "no-appendfsync", "cluster-require", "pip ", "leasehold ", "region list")
 _PAGE = re.compile(r"\bdocs/[\w/-]+\.md")

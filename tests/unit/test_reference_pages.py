@@ -1,4 +1,4 @@
-"""The reference pages, which are written from the code, contain everything that they are about."""
+"""The reference pages, which are written from the code, are complete."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def test_every_command_and_option_that_the_documentation_names_exists(written: d
     for page in DOCUMENTS:
         text = page.read_text("utf-8")
         for first, second, rest in re.findall(r"(?<=[`$ (])leasehold ([a-z-]+)(?: ([a-z][a-z-]*))?([^\n`|]*)", text):
-            if first in {name.split()[0] for name in help_of}:  # else it is a sentence about Leasehold
+            if first in {name.split()[0] for name in help_of}:  # otherwise it is a sentence about Leasehold
                 name = f"{first} {second}" if first in groups and second else first
                 assert name in help_of, f"{page}: leasehold {name}"
                 unknown = {option for option in re.findall(r"(?<!\w)--[a-z-]+", rest) if option not in help_of[name]}

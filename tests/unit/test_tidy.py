@@ -1,4 +1,4 @@
-"""What no linter knows about this house, as a table: a file's name and text go in, findings come out.
+"""House rules that no linter knows, as a table of findings for a file's name and text.
 
 A pattern is written so that it does not find itself here (`T[O]DO`).
 """
@@ -40,7 +40,7 @@ MIRRORING = ("tests/unit", "tests/integration")
 MIRRORED = ("coordinator", "regional_agent")
 WITHOUT_MIRROR = {"coordinator/state_machine"}  # folders of tests that are about all of a service
 
-# What is refused: where (a regular expression for the path), and what (one for a line).
+# Each rule is two regular expressions: one for paths, and one for lines that are refused there.
 REFUSED_LINES = {
     "a path of somebody's machine": (r"", r"(?<![\w.}])/(wor[k]/|roo[t]/|hom[e]/\w|User[s]/\w|tm[p]/play)"),
     "the address of a package index": (
@@ -58,7 +58,7 @@ LUA_HEADER = ("-- KEYS", "-- ARGV", "-- Returns ")
 
 
 def findings(path: PurePath, text: str) -> Iterator[str]:
-    """All that is wrong with one file."""
+    """Return all findings of one file."""
     if re.search(REFUSED_NAMES, str(path)):
         yield f"{path}: a name that says nothing"
     for number, line in enumerate(text.split("\n"), start=1):
@@ -84,7 +84,7 @@ def python_findings(path: PurePath, module: ast.Module) -> Iterator[str]:
 
 
 def lua_findings(path: PurePath, text: str) -> Iterator[str]:
-    """The header is the contract: what it does, its keys, its arguments, its result."""
+    """Yield what the header lacks of its contract: purpose, keys, arguments, result."""
     header = [line for line in text.split("\n\nlocal ", 1)[0].splitlines() if line.startswith("--")]
     if not text.startswith("-- "):
         yield f"{path}: a script that does not begin with what it does"
@@ -118,7 +118,7 @@ def our_files() -> Iterator[Path]:
 
 
 def clashes(migrations: Mapping[str, str]) -> Iterator[str]:
-    """Of files and their texts: what two of them both are, and a number that is not the revision's."""
+    """Yield migrations that take the place of another, or whose number is not their revision's."""
     taken: dict[str, str] = {}
     for name, text in sorted(migrations.items()):
         said = dict(re.findall(r'^(revision|down_revision) = (?:"(\w+)"|None)$', text, re.MULTILINE))
@@ -152,7 +152,7 @@ def test_migrations_that_clash_are_found(name: str, revision: str, before: str, 
     assert list(clashes({"0001_a.py": first, name: second})) == ([what] if what else [])
 
 
-def test_the_house_is_tidy() -> None:
+def test_the_repository_is_tidy() -> None:
     found = [
         finding
         for path in our_files()
@@ -175,7 +175,7 @@ def test_a_crowded_folder_and_a_folder_without_a_mirror_are_found() -> None:
     assert not list(unmirrored_folders({strange, PurePath("coordinator/people/routes.py")}))
 
 
-def test_the_whole_house_is_looked_at() -> None:
+def test_every_file_of_the_repository_is_checked() -> None:
     seen = {str(path.relative_to(ROOT)) for path in our_files()}
     assert {"dev", "README.md", "pyproject.toml", ".ci/run", "lua/check.lua", "protocol/lease.py"} <= seen
 

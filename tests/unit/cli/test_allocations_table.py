@@ -1,4 +1,4 @@
-"""The live table of allocations: on any terminal no word is broken, and left-out columns are named."""
+"""The live table of allocations breaks no word on any terminal and names the columns that it leaves out."""
 
 from typing import Any
 
@@ -75,7 +75,7 @@ def test_limits_of_regions_are_shown() -> None:
     assert "limit 700" in text
 
 
-def test_without_allocations_it_says_so() -> None:
+def test_a_table_without_allocations_says_that_there_are_none() -> None:
     assert drawn(80) == [NO_ALLOCATIONS]
 
 

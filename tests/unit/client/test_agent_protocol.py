@@ -1,4 +1,4 @@
-"""The requests of clients and the meaning of answers, without I/O."""
+"""Clients build requests and interpret answers without I/O."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -130,7 +130,7 @@ def test_an_open_circuit_breaker_lets_one_call_through_on_trial() -> None:
         value_of(client.check(SUBJECT))
     clock.now_s += 1.0
     trial = client.check(SUBJECT)
-    next(trial)  # the trial …
+    next(trial)  # the trial call …
     with pytest.raises(AgentUnavailable, match="circuit breaker is open"):
         value_of(client.check(SUBJECT))  # … and other calls are refused
     with pytest.raises(StopIteration):

@@ -1,4 +1,4 @@
-"""Each total that the rules change has a column, and each write names it."""
+"""Each total that the rules change has a column, and each statement writes it."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What is refused is counted always, and logged so that neither a flood of refusals nor many regions fill a log."""
+"""Every refusal is counted, and the log lines about them are bounded for floods and for many regions."""
 
 from prometheus_client import CollectorRegistry, Counter
 from structlog.testing import capture_logs
@@ -40,7 +40,7 @@ def test_a_refused_exchange_is_named_by_its_lane_field_and_rule() -> None:
     assert expected.items() <= line.items()
 
 
-def test_many_are_counted_and_one_line_in_a_while_says_how_many_it_left_out() -> None:
+def test_a_flood_is_counted_and_logged_as_occasional_lines_with_their_number() -> None:
     stand = Stand()
     with capture_logs() as logs:
         for stand.now_s in (0.0, 1.0, 2.0, LOG_EVERY_S, LOG_EVERY_S + 1):
@@ -49,7 +49,7 @@ def test_many_are_counted_and_one_line_in_a_while_says_how_many_it_left_out() ->
     assert [line["not_logged"] for line in logs] == [0, 2]
 
 
-def test_wants_that_are_refused_for_a_reason_of_the_quota_are_no_malformed_items() -> None:
+def test_wants_refused_by_their_quota_are_not_malformed_items() -> None:
     stand = Stand()
     bad = ItemRefused(quota="x", refusal=GrantRefusal.INVALID, rule="quota_key", reason="live.demands[0].quota: no key")
     exhausted = ItemRefused(quota="exports:tenant=acme", refusal=GrantRefusal.EXHAUSTED)
@@ -60,7 +60,7 @@ def test_wants_that_are_refused_for_a_reason_of_the_quota_are_no_malformed_items
     assert [(line["kind"], line["field"]) for line in logs] == [("demand", "live.demands[0].quota")]
 
 
-def test_what_is_remembered_for_the_log_is_bounded() -> None:
+def test_the_memory_of_the_refusal_log_is_bounded() -> None:
     stand = Stand()
     with capture_logs() as logs:
         for number in range(MOST_REMEMBERED + 10):

@@ -1,4 +1,4 @@
-"""One spelling for each address: whoever could write theirs in two ways would have two quotas."""
+"""Each address has one spelling, because a client with two spellings would have two quotas."""
 
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
@@ -12,14 +12,14 @@ ADDRESSES = st.ip_addresses()
 
 
 @given(ADDRESSES)
-def test_an_address_is_spelt_as_everybody_else_spells_it(address: IPv4Address | IPv6Address) -> None:
+def test_an_address_has_its_canonical_spelling(address: IPv4Address | IPv6Address) -> None:
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     assert parse_address(address.exploded).text == str(mapped or address)
     assert parse_address(str(address).upper()) == parse_address(str(address))
 
 
 @given(st.ip_addresses(v=4))
-def test_ipv4_is_ipv4_also_within_ipv6(address: IPv4Address) -> None:
+def test_ipv4_mapped_to_ipv6_is_ipv4(address: IPv4Address) -> None:
     assert parse_address(f"::ffff:{address}") == parse_address(str(address))
     assert parse_network(f"::ffff:{address}") == parse_network(str(address))
 
@@ -36,7 +36,7 @@ def test_a_prefix_is_the_network_that_the_address_is_in(
 
 
 @given(ADDRESSES, ADDRESSES, st.integers(0, 128))
-def test_a_network_has_the_addresses_that_it_has(
+def test_a_network_contains_its_addresses(
     one: IPv4Address | IPv6Address, other: IPv4Address | IPv6Address, length: int
 ) -> None:
     network = ip_network(f"{one}/{min(length, one.max_prefixlen)}", strict=False)
@@ -50,6 +50,6 @@ def test_a_zone_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1.2.3", "1.2.3.256", "::1::", "example.org", "1.2.3.4/8", "010.0.0.1"])
-def test_what_is_no_address(text: str) -> None:
+def test_text_that_is_not_an_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"address|Expected|octet|Octet"):
         parse_address(text)

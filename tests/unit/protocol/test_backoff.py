@@ -1,4 +1,4 @@
-"""Exponential back-off."""
+"""Back-off is exponential and bounded."""
 
 from protocol.backoff import Backoff
 
@@ -12,7 +12,7 @@ def test_pauses_double_up_to_the_longest_counted_from_the_time_of_the_failure() 
     assert [backoff.pause_after(failures) for failures in range(1, 7)] == pauses
 
 
-def test_a_success_begins_anew() -> None:
+def test_a_success_resets_the_pause() -> None:
     backoff = Backoff(400, 5_000)
     backoff.failed(1_000)
     assert backoff.next_pause == 800
@@ -20,7 +20,7 @@ def test_a_success_begins_anew() -> None:
     assert (backoff.pause, backoff.until, backoff.next_pause) == (0, 0, 400)
 
 
-def test_a_pause_ends_early_where_there_is_a_bound() -> None:
+def test_a_bound_shortens_a_pause() -> None:
     backoff = Backoff(400, 5_000)
     assert backoff.failed(1_000, at_most=100) == 400
     assert [backoff.is_pausing(now) for now in (1_099, 1_100)] == [True, False]

@@ -1,4 +1,4 @@
-"""The clock that durations are measured by."""
+"""Durations are measured by a clock that never goes back and counts sleep."""
 
 import time
 from unittest.mock import patch
@@ -7,7 +7,7 @@ from protocol.clock import SystemClock
 
 
 def test_durations_count_the_time_in_which_the_machine_slept() -> None:
-    """CLOCK_BOOTTIME does on Linux; elsewhere CLOCK_MONOTONIC itself does, where time.monotonic does not."""
+    """CLOCK_BOOTTIME counts it on Linux; elsewhere CLOCK_MONOTONIC does, where time.monotonic does not."""
     asked: list[int] = []
 
     def clock_gettime_ns(clock: int) -> int:

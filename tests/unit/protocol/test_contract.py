@@ -1,4 +1,4 @@
-"""What both sides must agree on, to the letter."""
+"""Coordinator and agents agree on these values to the letter."""
 
 import string
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_a_quota_key_can_be_read_back_whatever_its_values_are(dimensions: dict[s
 @pytest.mark.parametrize(
     "text", ["", "exports", "Exports:tenant=a", "exports:tenant", "exports:tenant=%2", "exports:a=b=c"]
 )
-def test_what_no_quota_key_looks_like_is_refused(text: str) -> None:
+def test_an_invalid_quota_key_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a quota key"):
         parse_quota_key(text)
 
@@ -50,7 +50,7 @@ def test_lanes_are_the_same_everywhere_and_always() -> None:
     assert {lane_of(f"exports:tenant=t{i}", 4) for i in range(100)} == {0, 1, 2, 3}
 
 
-def test_the_law_refuses_grants_to_all_but_active_leases() -> None:
+def test_only_active_leases_may_be_granted_to() -> None:
     granted = {state for state in LeaseState if after(state, LeaseEvent.GRANT) is not None}
     assert granted == {LeaseState.ACTIVE}
 
@@ -66,7 +66,7 @@ def test_every_state_may_be_fenced_and_none_leaves_quarantine_by_itself() -> Non
     ways_out = {
         event for (state, event), target in TRANSITIONS.items() if LeaseState.QUARANTINED is state is not target
     }
-    assert ways_out == {LeaseEvent.RESOLVE}  # that is people's
+    assert ways_out == {LeaseEvent.RESOLVE}  # only people end a quarantine
 
 
 def test_wrong_units_are_refused() -> None:
@@ -103,7 +103,7 @@ def test_rates_as_people_write_them(text: str, expected: tuple[int, int]) -> Non
 @pytest.mark.parametrize(
     "text", ["", "10", "10/fortnight", "0/second", "1/second, burst 0", "-1/second", "1.5/second", 10]
 )
-def test_what_is_no_rate_is_refused(text: str) -> None:
+def test_an_invalid_rate_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="rate"):
         parse_rate(text)
 
@@ -119,7 +119,7 @@ def test_a_window_is_what_may_pass_in_it(algorithm: str) -> None:
         parse_rate("9000001/hour", algorithm)
 
 
-def test_what_remembers_every_request_is_bounded() -> None:
+def test_an_algorithm_that_stores_every_request_is_bounded() -> None:
     assert parse_rate(f"{MAX_LOG}/hour", "sliding_log").burst == MAX_LOG
     with pytest.raises(ValueError, match="at most 10000 a window"):
         parse_rate(f"{MAX_LOG + 1}/hour", "sliding_log")
@@ -179,7 +179,7 @@ def test_every_fault_of_a_document_is_named_at_once() -> None:
     }  # fmt: skip
 
 
-def test_what_is_in_shadow_bills_nothing_and_takes_nothing_of_what_is_enforced() -> None:
+def test_a_shadow_policy_bills_nothing_and_uses_no_enforced_quota() -> None:
     quotas = [
         {"name": "exports", "kind": "allowance", "limit": 5, "period": "month"},
         {"name": "api", "kind": "rate", "limit": "5/second"},

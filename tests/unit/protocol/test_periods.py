@@ -1,4 +1,4 @@
-"""Periods of calendars: they tile time, whatever clocks do, and each has a name that says all of it."""
+"""Periods of calendars cover time without gap or overlap, whatever clocks do, and have complete names."""
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
@@ -25,7 +25,7 @@ from protocol.periods import (
 )
 from protocol.zones import why_not_for_periods, zone_of
 
-# Half hours and quarters, changes at midnight, of half an hour, of the date, and none at all.
+# Offsets of half and quarter hours; changes at midnight, by half an hour and of the date; and no changes.
 ZONES = (
     "UTC",
     "Europe/Berlin",
@@ -46,7 +46,7 @@ HOUR, MICROSECOND = timedelta(hours=1), timedelta(microseconds=1)
 
 
 def transitions(zone: tzinfo, first: int, last: int) -> Iterator[datetime]:
-    """Yield the half days within which a zone's clock changes: that is where mistakes are."""
+    """Yield the half days within which a zone's clock changes, where mistakes are likely."""
     hour = datetime(first, 1, 1, tzinfo=UTC)
     offset = hour.astimezone(zone).utcoffset()
     while hour.year <= last:
@@ -95,7 +95,7 @@ def test_a_later_moment_is_in_no_earlier_period(calendar: Calendar, one: datetim
 
 
 @given(calendars, moments)
-def test_the_name_says_all_of_it(calendar: Calendar, moment: datetime) -> None:
+def test_a_period_is_restored_from_its_name(calendar: Calendar, moment: datetime) -> None:
     period = period_at(calendar, moment)
     assert period_of(period.id) == period
     assert len(period.id) <= 54
@@ -109,10 +109,10 @@ def test_a_period_begins_at_midnight_of_its_zone_or_at_a_full_hour(calendar: Cal
     if calendar.kind is PeriodKind.HOUR:
         assert (begin.minute, begin.second, begin.microsecond) == (0, 0, 0)
     else:
-        assert begin.date() > before.date() or begin.hour == 0  # clocks that skip midnight, or show it twice
+        assert begin.date() > before.date() or begin.hour == 0  # clocks that skip or repeat midnight
     if calendar.kind is PeriodKind.ANNIVERSARY and begin.date().day != calendar.day:
         is_last = (begin.date() + timedelta(days=1)).day == 1
-        assert is_last or before.date() < begin.date() - timedelta(days=1)  # a date that never was: Samoa, in 2011
+        assert is_last or before.date() < begin.date() - timedelta(days=1)  # a skipped date: Samoa in 2011
         assert begin.date().day < calendar.day or not is_last
 
 
@@ -125,7 +125,7 @@ def test_a_period_begins_at_midnight_of_its_zone_or_at_a_full_hour(calendar: Cal
         (PeriodKind.MONTH, datetime(2024, 2, 29, 12, tzinfo=UTC), "2024-02", "2024-03-01T00:00"),
         (PeriodKind.MONTH, datetime(2026, 1, 31, 23, tzinfo=UTC), "2026-01", "2026-02-01T00:00"),
         (PeriodKind.MONTH, datetime(2026, 12, 31, 23, 59, 59, tzinfo=UTC), "2026-12", "2027-01-01T00:00"),
-        # Another zone's midnight is not UTC's.
+        # Midnight of another zone is not that of UTC.
         (PeriodKind.MONTH, datetime(2026, 12, 1, tzinfo=timezone(timedelta(hours=1))), "2026-11", "2026-12-01T00:00"),
     ],
 )
@@ -141,16 +141,16 @@ def test_boundaries(kind: PeriodKind, moment: datetime, period_id: str, ends_at:
         ("day", "Europe/Berlin", "2026-10-25T10:00", "2026-10-25_Europe:Berlin_120_60", 25 * 60),
         ("day", "Europe/Berlin", "2026-10-25T23:00", "2026-10-26_Europe:Berlin_60", 24 * 60),
         ("month", "Asia/Kolkata", "2026-01-31T18:30", "2026-02_Asia:Kolkata_330", 28 * 1440),
-        # Two o'clock twice, and then never.
+        # Two o'clock occurs twice, and half a year later is skipped.
         ("hour", "Europe/Berlin", "2026-10-25T00:30", "2026-10-25T02_Europe:Berlin_120", 60),
         ("hour", "Europe/Berlin", "2026-10-25T01:30", "2026-10-25T02_Europe:Berlin_60", 60),
         ("hour", "Europe/Berlin", "2026-03-29T00:30", "2026-03-29T01_Europe:Berlin_60", 60),
         ("hour", "Europe/Berlin", "2026-03-29T01:30", "2026-03-29T03_Europe:Berlin_120", 60),
-        # Clocks that change by half an hour: the hour in which they do has half an hour more.
+        # Clocks change by half an hour, which lengthens the hour of the change.
         ("hour", "Australia/Lord_Howe", "2026-04-04T15:10", "2026-04-05T01_Australia:Lord_Howe_660_630", 90),
         # Midnight is skipped, and the day begins at one.
         ("day", "America/Sao_Paulo", "2018-11-04T03:00", "2018-11-04_America:Sao_Paulo_-180_-120", 23 * 60),
-        # 30 December 2011 never was in Samoa.
+        # Samoa skipped 30 December 2011.
         ("day", "Pacific/Apia", "2011-12-30T10:00", "2011-12-31_Pacific:Apia_840", 24 * 60),
     ],
 )
@@ -167,7 +167,7 @@ def test_clocks_that_change(kind: str, zone: str, moment: str, period_id: str, m
         (31, ["2025-12-31", "2026-01-31", "2026-02-28", "2026-03-31", "2026-04-30"]),
     ],
 )
-def test_anniversaries_that_a_month_does_not_have(day: int, begins: list[str]) -> None:
+def test_an_anniversary_that_a_month_lacks_is_its_last_day(day: int, begins: list[str]) -> None:
     zone = zone_of("Europe/Berlin")
     period = period_at(Calendar(PeriodKind.ANNIVERSARY, "Europe/Berlin", day), datetime(2026, 1, 10, tzinfo=UTC))
     found: list[date] = []
@@ -191,12 +191,12 @@ shifts = st.integers(-240, 240).map(lambda quarters: timedelta(minutes=quarters)
 
 
 def written_until(period: Period, shift: timedelta) -> Period:
-    """As a coordinator wrote it whose rules were others: it ends earlier or later than they say now."""
+    """Return a period written under other time zone rules, which ends earlier or later than by today's."""
     return periods._between(period.calendar, period.starts_at, period.ends_at + shift)
 
 
 @given(calendars.filter(lambda each: each.kind is not PeriodKind.HOUR and each.zone != "UTC"), moments, shifts)
-def test_what_is_written_keeps_its_bounds_and_nothing_overlaps(
+def test_written_periods_keep_their_bounds_and_do_not_overlap(
     calendar: Calendar, moment: datetime, shift: timedelta
 ) -> None:
     regular = period_at(calendar, moment)
@@ -210,19 +210,19 @@ def test_what_is_written_keeps_its_bounds_and_nothing_overlaps(
     assert found[0] == old
     assert [each.starts_at for each in found[1:]] == [each.ends_at for each in found[:-1]]
     assert len({each.id for each in found}) == len(found)
-    # No stub of a few hours with a whole limit of its own; and then all is as the rules say.
+    # There is no stub of a few hours with a whole limit of its own; afterwards the rules apply.
     assert found[1].ends_at == next_period(period_at(calendar, regular.ends_at)).starts_at
     assert found[2] == period_at(calendar, found[1].ends_at)
 
 
-def test_a_period_that_is_written_ahead_is_not_run_into() -> None:
+def test_a_period_ends_before_one_that_is_written_ahead() -> None:
     now = period_at(BERLIN, datetime(2026, 11, 18, tzinfo=UTC))
     ahead = periods._between(BERLIN, now.ends_at - HOUR, next_period(now).ends_at)
     assert period_at(BERLIN, datetime(2026, 11, 18, tzinfo=UTC), (ahead,)).ends_at == ahead.starts_at
     assert period_at(BERLIN, now.ends_at - HOUR, (ahead,)) == ahead
 
 
-def test_what_was_written_long_ago_changes_nothing() -> None:
+def test_periods_written_long_ago_change_nothing() -> None:
     old = written_until(period_at(BERLIN, datetime(2025, 11, 18, tzinfo=UTC)), HOUR)
     now = datetime(2026, 11, 18, tzinfo=UTC)
     assert period_at(BERLIN, now, (old,)) == period_at(BERLIN, now)
@@ -240,7 +240,7 @@ def test_what_was_written_long_ago_changes_nothing() -> None:
         *("2026-11-18T09_Europe:Berlin_60_120", "2026-11_Europe:Berlin_-0", "2026-11_Europe:Berlin_9999"),
     ],
 )
-def test_what_names_no_period(text: str) -> None:
+def test_invalid_names_of_periods_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="names no period"):
         period_of(text)
 
@@ -266,12 +266,12 @@ def test_the_rules_are_those_of_the_package_and_not_of_the_machine() -> None:
 
 
 @pytest.mark.parametrize("name", ["Europe", "Nowhere/City", "../etc/passwd", "", "zones", "Europe/Berlin "])
-def test_what_is_no_zone(name: str) -> None:
+def test_invalid_zones_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="there is no time zone"):
         zone_of(name)
 
 
-def test_zones_that_no_table_can_be_called_after() -> None:
+def test_zones_unfit_for_names_of_tables_are_refused() -> None:
     assert why_not_for_periods("America/Argentina/Buenos_Aires") is None
     assert "at most 30" in str(why_not_for_periods("America/Argentina/ComodRivadavia"))
     assert "name a place" in str(why_not_for_periods("Etc/GMT+5"))
@@ -281,7 +281,7 @@ def test_zones_that_no_table_can_be_called_after() -> None:
 
 
 def test_every_period_that_a_quota_can_have_names_a_table_of_its_own() -> None:
-    """A table's name has 63 bytes; what is beyond would be cut off, and two periods could share one."""
+    """A table's name has at most 63 bytes; the rest would be cut off, and two periods could share one."""
     zones = resources.files("tzdata").joinpath("zones").read_text().split()
     longest, moment = 0, datetime(2026, 11, 18, 9, tzinfo=UTC)
     for zone in (each for each in zones if why_not_for_periods(each) is None):

@@ -1,4 +1,4 @@
-"""Replies that refuse one exchange or one want, as both services read and write them."""
+"""Both services encode and parse replies that refuse one exchange or one want alike."""
 
 import msgspec
 

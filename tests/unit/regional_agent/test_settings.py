@@ -43,7 +43,7 @@ def test_a_bad_value_names_the_variable_and_gives_an_example(variable: str, valu
     assert "hunter2" not in str(raised.value)
 
 
-def test_anywhere_but_on_loopback_a_token_is_needed() -> None:
+def test_a_token_is_required_except_on_loopback() -> None:
     elsewhere = GOOD | {"LEASEHOLD_AGENT_HOST": "0.0.0.0"}
     with pytest.raises(SettingsError, match="LEASEHOLD_AGENT_SERVICE_TOKEN is not set"):
         load_settings(AgentSettings, elsewhere)

@@ -1,4 +1,4 @@
-"""A small app behind the real doors, and a client that reaches it without a socket."""
+"""Fixtures of a small app behind the real middleware, and a client that reaches it without a socket."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -95,7 +95,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
 
 
 def assert_problem(answer: httpx.Response, status: int, kind: str) -> dict[str, Any]:
-    """The shape that every refusal has."""
+    """Assert that an answer has the shape of every refusal."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     document: dict[str, Any] = answer.json()

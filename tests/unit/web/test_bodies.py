@@ -1,4 +1,4 @@
-"""Bodies: what is read, and how each mistake is named."""
+"""Bodies are parsed, and each mistake in them is named."""
 
 import httpx
 import pytest
@@ -10,7 +10,7 @@ from web.problems import InvalidParameter, Problem
 pytestmark = pytest.mark.anyio
 
 JSON = {"content-type": "application/json"}
-GOOD = b'{"subject":{"tenant":"acme"}'  # left open, to add fields
+GOOD = b'{"subject":{"tenant":"acme"}'  # left open, for more fields
 
 
 async def _post(client: httpx.AsyncClient, body: bytes, content_type: str = "application/json") -> httpx.Response:
@@ -75,7 +75,7 @@ NOT_JSON = {
 
 
 @pytest.mark.parametrize("body", NOT_JSON.values(), ids=NOT_JSON.keys())
-async def test_what_is_not_json(client: httpx.AsyncClient, body: bytes) -> None:
+async def test_a_body_that_is_not_json_is_refused(client: httpx.AsyncClient, body: bytes) -> None:
     assert_problem(await _post(client, body), 400, "invalid-json")
 
 
@@ -127,7 +127,7 @@ async def test_an_escaped_backslash_before_u0000_is_text(client: httpx.AsyncClie
     assert (await _post(client, b'{"subject":{"tenant":"\\\\u0000"}}')).status_code == 201
 
 
-async def test_numbers_of_any_length_are_only_looked_at(client: httpx.AsyncClient) -> None:
+async def test_numbers_of_any_length_are_not_converted(client: httpx.AsyncClient) -> None:
     assert (await _post(client, GOOD + b',"note":%s}' % (b"9" * 4000))).status_code == 201
 
 

@@ -1,4 +1,4 @@
-"""What reaches the log: one JSON object a line, and no secret."""
+"""The log is one JSON object a line, and contains no secret."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ def test_a_line(capsysbinary: Captured) -> None:
     assert line == {"event": "heard", "count": 3, "level": "info", "service": "agent", "request_id": "r1"}
 
 
-def test_other_libraries_take_the_same_way(capsysbinary: Captured) -> None:
+def test_lines_of_libraries_have_the_same_form(capsysbinary: Captured) -> None:
     configure_logging("agent", "info")
     logging.getLogger("uvicorn.error").info("unheard")
     logging.getLogger("uvicorn.error").error("Exception in %s\n", "app")
@@ -83,19 +83,19 @@ def test_secrets_are_blanked(event: dict[str, Any]) -> None:
     assert "hunter2" not in str(blank_secrets(None, "info", event))
 
 
-def test_the_rest_is_left_alone() -> None:
+def test_other_text_is_not_blanked() -> None:
     event = {"event": "request", "route": "/v1/check", "status": 200, "ratio": 0.5, "none": None, "yes": True}
     assert blank_secrets(None, "info", dict(event)) == event
 
 
-def test_what_cannot_be_encoded_is_still_logged(capsysbinary: Captured) -> None:
+def test_text_that_cannot_be_encoded_is_still_logged(capsysbinary: Captured) -> None:
     configure_logging("agent", "info")
     structlog.get_logger().info("odd", half="\ud800", big=2**70, thing=object())
     (line,) = _lines(capsysbinary)
     assert (line["event"], line["half"], line["big"]) == ("odd", "\ud800", 2**70)
 
 
-def test_a_log_that_nobody_reads_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_output_does_not_stop_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone:
         def write(self, _line: bytes) -> None:
             raise BrokenPipeError
@@ -105,4 +105,4 @@ def test_a_log_that_nobody_reads_harms_nobody(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("sys.stdout", Stdout())
     configure_logging("agent", "info")
-    structlog.get_logger().info("said to nobody")
+    structlog.get_logger().info("the reader is gone")

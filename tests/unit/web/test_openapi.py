@@ -1,4 +1,4 @@
-"""The OpenAPI document of described routes: whole, and the same every time."""
+"""The OpenAPI document of described routes is complete and deterministic."""
 
 import json
 import os
@@ -64,12 +64,12 @@ def test_an_empty_answer_has_no_content() -> None:
     assert "200" not in app.openapi()["paths"]["/"]["delete"]["responses"]
 
 
-def test_asking_twice_gives_the_same() -> None:
+def test_a_second_document_is_the_same() -> None:
     app = make_app()
     assert json.dumps(app.openapi()) == json.dumps(app.openapi())
 
 
-def test_every_process_gives_the_same() -> None:
+def test_every_process_makes_the_same_document() -> None:
     program = "import json; from tests.unit.web.conftest import make_app; print(json.dumps(make_app().openapi()))"
     texts = {
         subprocess.run(

@@ -1,4 +1,4 @@
-"""Whatever is raised, and by whom: the answer is a problem document."""
+"""Every exception becomes a problem document."""
 
 import httpx
 import pytest
@@ -25,21 +25,21 @@ async def test_headers_of_a_problem_are_sent(client: httpx.AsyncClient) -> None:
     assert (await client.get("/refused/store-unavailable")).headers["retry-after"] == "3"
 
 
-async def test_a_missing_token_is_told_which_scheme(client: httpx.AsyncClient) -> None:
+async def test_a_missing_token_is_answered_with_the_scheme(client: httpx.AsyncClient) -> None:
     assert (await client.get("/refused/unauthenticated")).headers["www-authenticate"] == "Bearer"
 
 
-async def test_an_unknown_path(client: httpx.AsyncClient) -> None:
+async def test_an_unknown_path_is_not_found(client: httpx.AsyncClient) -> None:
     assert_problem(await client.get("/nothing"), 404, "not-found")
     assert_problem(await client.get("/problems/nothing"), 404, "not-found")
 
 
-async def test_a_slash_too_many_is_not_redirected(client: httpx.AsyncClient) -> None:
+async def test_an_extra_slash_is_not_redirected(client: httpx.AsyncClient) -> None:
     assert_problem(await client.get("/orders/"), 404, "not-found")
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "MADEUP"])
-async def test_a_method_that_the_path_has_not(client: httpx.AsyncClient, method: str) -> None:
+async def test_an_unsupported_method_is_refused(client: httpx.AsyncClient, method: str) -> None:
     answer = await client.request(method, "/orders")
     assert_problem(answer, 405, "method-not-allowed")
     assert answer.headers["allow"] == "GET, HEAD, POST"
@@ -53,13 +53,13 @@ async def test_head_is_get_without_a_body(client: httpx.AsyncClient) -> None:
     assert (missing.status_code, missing.content) == (404, b"")
 
 
-async def test_head_of_a_path_without_get(client: httpx.AsyncClient) -> None:
+async def test_head_of_a_path_without_get_is_refused(client: httpx.AsyncClient) -> None:
     answer = await client.head("/by-fastapi")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
 @pytest.mark.parametrize("status", [500, 503])
-async def test_http_errors_do_not_tell_the_inside(client: httpx.AsyncClient, status: int) -> None:
+async def test_http_errors_do_not_reveal_internals(client: httpx.AsyncClient, status: int) -> None:
     answer = await client.get(f"/http/{status}")
     assert answer.status_code == status
     assert SECRET not in answer.text
@@ -92,7 +92,7 @@ async def test_a_bad_query_names_the_parameter(client: httpx.AsyncClient, query:
     assert [each["field"] for each in document["invalid_parameters"]] == [field]
 
 
-async def test_bodies_that_fastapi_reads_are_refused_alike(client: httpx.AsyncClient) -> None:
+async def test_bodies_that_fastapi_parses_are_refused_alike(client: httpx.AsyncClient) -> None:
     headers = {"content-type": "application/json"}
     assert_problem(await client.post("/by-fastapi", content=b"{", headers=headers), 400, "invalid-json")
     document = assert_problem(await client.post("/by-fastapi", json={"a": "b"}), 422, "invalid-request")

@@ -1,4 +1,4 @@
-"""Ids, limits, the access line, metrics."""
+"""Requests have ids, limits, a log line each, and metrics."""
 
 from collections.abc import AsyncIterator
 
@@ -17,13 +17,13 @@ from web.requests import RequestContext
 pytestmark = pytest.mark.anyio
 
 
-async def test_an_id_that_was_brought_is_kept(client: httpx.AsyncClient) -> None:
+async def test_a_request_id_of_the_caller_is_kept(client: httpx.AsyncClient) -> None:
     answer = await client.get("/orders", headers={"x-request-id": "trace-1.a_B"})
     assert answer.headers.get_list("x-request-id") == ["trace-1.a_B"]
 
 
 @pytest.mark.parametrize("brought", [None, "", "a b", "a" * 129, "a\tb", "ü", 'a"b'])
-async def test_another_id_is_replaced(client: httpx.AsyncClient, brought: str | None) -> None:
+async def test_an_invalid_request_id_is_replaced(client: httpx.AsyncClient, brought: str | None) -> None:
     headers = {} if brought is None else {"x-request-id": brought.encode()}
     first = await client.get("/nothing", headers=headers)  # type: ignore[arg-type]
     second = await client.get("/nothing", headers=headers)  # type: ignore[arg-type]
@@ -44,7 +44,7 @@ async def test_the_id_is_in_every_line_of_the_log_and_only_there() -> None:
     assert structlog.contextvars.get_contextvars() == {}
 
 
-async def test_one_line_a_request_without_secrets(client: httpx.AsyncClient) -> None:
+async def test_each_request_is_one_log_line_without_secrets(client: httpx.AsyncClient) -> None:
     with capture_logs() as logs:
         await client.get("/refused/not-found?api_key=" + SECRET, headers={"authorization": f"Bearer {SECRET}"})
         await client.get("/nothing/" + SECRET)
@@ -91,7 +91,7 @@ async def test_a_body_up_to_the_limit_is_read(client: httpx.AsyncClient) -> None
     assert (await client.post("/orders", content=padded + b" ", headers=headers)).status_code == 413
 
 
-async def test_who_waits_for_continue_is_told_to_close(client: httpx.AsyncClient) -> None:
+async def test_a_client_that_expects_continue_gets_connection_close(client: httpx.AsyncClient) -> None:
     headers = {"content-length": str(MAX_BODY_BYTES + 1), "expect": "100-continue"}
     assert (await client.post("/orders", content=b"", headers=headers)).headers["connection"] == "close"
 
@@ -126,7 +126,7 @@ async def test_a_client_that_hangs_up_is_no_error() -> None:
     assert [(entry["event"], entry["status"]) for entry in logs] == [("request", 499)]
 
 
-async def test_half_an_answer_is_not_taken_back() -> None:
+async def test_an_error_in_mid_answer_sends_no_second_answer() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         raise RuntimeError("too late")

@@ -1,4 +1,4 @@
-"""Settings: read once, and a bad one is explained without giving secrets away."""
+"""Settings are read once, and a bad one is explained without revealing secrets."""
 
 from typing import Self
 
@@ -37,7 +37,7 @@ URL = "postgresql://u:hunter2@h/d"
 GOOD = {"SHOP_URL": URL}
 
 
-def test_what_is_given_and_what_is_not() -> None:
+def test_given_settings_are_read_and_others_have_defaults() -> None:
     shop = load_settings(Shop, {**GOOD, "SHOP_PORT": "9000", "SHOP_UDS": "", "SHOP_LOUDER": "x", "PORT": "1"})
     assert (shop.url.get_secret_value(), shop.port, shop.uds, shop.loud) == (URL, 9000, None, False)
 
@@ -52,7 +52,7 @@ def test_a_class_reads_nothing_by_itself(monkeypatch: pytest.MonkeyPatch) -> Non
     assert Shop(url=SecretStr(URL)).port == 8400
 
 
-def test_settings_do_not_change() -> None:
+def test_settings_are_immutable() -> None:
     shop = load_settings(Shop, GOOD)
     with pytest.raises(ValidationError):
         shop.port = 1
@@ -66,30 +66,30 @@ def _error(environ: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("environ", [{}, {"SHOP_URL": ""}])
-def test_a_missing_one(environ: dict[str, str]) -> None:
+def test_a_missing_setting_is_named(environ: dict[str, str]) -> None:
     assert _error(environ).splitlines()[1:] == [
         "  SHOP_URL is not set, and there is no default. Example: SHOP_URL=postgresql://user:password@host:5432/db"
     ]
 
 
-def test_a_bad_value() -> None:
+def test_a_bad_value_is_named() -> None:
     text = _error({**GOOD, "SHOP_PORT": "99999"})
     assert "SHOP_PORT cannot be '99999': input should be less than or equal to 65535." in text
     assert "Example: SHOP_PORT=8400" in text
 
 
-def test_every_bad_one_is_named() -> None:
+def test_every_bad_setting_is_named() -> None:
     text = _error({"SHOP_PORT": "x", "SHOP_NAME": "a", "SHOP_LOUD": "perhaps"})
     assert [line.split()[0] for line in text.splitlines()[1:]] == ["SHOP_URL", "SHOP_PORT", "SHOP_NAME", "SHOP_LOUD"]
 
 
-def test_a_secret_is_never_told() -> None:
+def test_a_secret_is_never_revealed() -> None:
     text = _error({"SHOP_URL": "hunter2"})
     assert "hunter2" not in text
     assert "SHOP_URL cannot be its value: *** has no scheme. Example:" in text
 
 
-def test_rules_over_several() -> None:
+def test_rules_over_several_settings() -> None:
     assert _error({**GOOD, "SHOP_LOUD": "true"}).splitlines()[1:] == [
         "  SHOP_KEY is needed where SHOP_LOUD is true, e.g. SHOP_KEY=lh_…"
     ]

@@ -1,4 +1,4 @@
-"""Tokens: their shape, their hash, how they are read."""
+"""Tokens have a fixed shape, are stored as hashes, and are read from the header."""
 
 import re
 
@@ -49,7 +49,7 @@ def test_anything_else_is_no_token(values: tuple[bytes, ...]) -> None:
     assert bearer_token(_request(*values)) is None
 
 
-def test_comparing() -> None:
+def test_only_equal_tokens_are_the_same() -> None:
     token = new_token()
     assert same_token(token, token)
     assert not same_token(token + "x", token)

@@ -1,4 +1,4 @@
-"""Who shows a token at the same time is looked up together, and never with what was read before it was shown."""
+"""Tokens that arrive together are looked up together, and never with rows that were read before they arrived."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -15,7 +15,7 @@ KNOWN = Caller(UUID(int=1), frozenset({"admin"}))
 
 
 class Tokens:
-    """Reads at once, and tells when it is let."""
+    """A look-up that starts at once and returns when the test releases it."""
 
     def __init__(self) -> None:
         self.known = {b"a": KNOWN, b"b": KNOWN}
@@ -39,7 +39,7 @@ async def asking(callers: Callers, *token_hashes: bytes) -> "list[asyncio.Task[C
     return tasks
 
 
-async def test_who_comes_at_the_same_time_is_looked_up_together() -> None:
+async def test_tokens_that_arrive_together_are_looked_up_together() -> None:
     tokens = Tokens()
     tasks = await asking(Callers(tokens.look_up), b"a", b"b", b"a", b"never issued")
     tokens.gate.set()
@@ -47,7 +47,7 @@ async def test_who_comes_at_the_same_time_is_looked_up_together() -> None:
     assert tokens.look_ups == [[b"a", b"b", b"never issued"]]
 
 
-async def test_a_token_that_was_revoked_since_another_look_up_began_is_not_known() -> None:
+async def test_a_token_revoked_after_an_earlier_look_up_began_is_unknown() -> None:
     tokens = Tokens()
     callers = Callers(tokens.look_up)
     before = await asking(callers, b"a")
@@ -57,7 +57,7 @@ async def test_a_token_that_was_revoked_since_another_look_up_began_is_not_known
     assert await asyncio.gather(*before, *after) == [KNOWN, None]
 
 
-async def test_an_outage_is_told_to_all_that_wait_and_to_nobody_later() -> None:
+async def test_an_outage_fails_all_waiting_callers_and_no_later_one() -> None:
     tokens = Tokens()
     tokens.fails = True
     tokens.gate.set()
@@ -68,7 +68,7 @@ async def test_an_outage_is_told_to_all_that_wait_and_to_nobody_later() -> None:
     assert await callers.find(b"a") == KNOWN
 
 
-async def test_who_gave_up_keeps_nobody_from_an_answer() -> None:
+async def test_a_cancelled_caller_does_not_keep_others_from_an_answer() -> None:
     tokens = Tokens()
     gave_up, stayed = await asking(Callers(tokens.look_up), b"a", b"a")
     gave_up.cancel()

@@ -1,4 +1,4 @@
-"""Scopes: which there are, and what each implies."""
+"""Check which scopes exist and what each implies."""
 
 import pytest
 
@@ -17,14 +17,14 @@ def test_scopes_that_cannot(text: str) -> None:
     assert not is_scope(text)
 
 
-def test_admin_implies_what_people_do_and_no_region() -> None:
+def test_admin_implies_all_scopes_of_people_and_no_region() -> None:
     assert all(allows({"admin"}, scope) for scope in SCOPES)
     assert not allows({"admin"}, "region:eu-west")
     assert not allows({"region:eu"}, "region:eu-west")
     assert not allows({"quota:read"}, "quota:write")
 
 
-def test_a_token_speaks_for_a_region_only_if_it_is_the_only_one() -> None:
+def test_a_token_authenticates_a_region_only_if_it_names_exactly_one() -> None:
     assert region_of({"region:eu-west", "quota:read"}) == "eu-west"
     assert region_of({"region:eu-west", "region:us-east"}) is None
     assert region_of({"admin"}) is None

@@ -1,4 +1,4 @@
-"""Statements that SQLAlchemy composes, as asyncpg gets them."""
+"""Statements that SQLAlchemy composes are compiled to the form that asyncpg takes."""
 
 import pytest
 from sqlalchemy import BigInteger, Text, select

@@ -20,7 +20,7 @@ def narrowed_sums(sql: str) -> Iterator[str]:
 
 
 def _argument(sql: str, cast: re.Match[str]) -> tuple[int, int]:
-    """Return where the expression that is cast begins and ends, with the function's name before its parenthesis."""
+    """Return the bounds of the expression that is cast, with the function's name before its parenthesis."""
     if not cast[0].startswith(")"):
         return cast.end(), sql.find(" AS ", cast.end())
     depth, place = 0, cast.start()

@@ -1,4 +1,4 @@
-"""How many batches are kept that show a ledger to have lost data."""
+"""Bound the number of batches that are kept as evidence that a ledger lost data."""
 
 from datetime import timedelta
 
@@ -6,7 +6,7 @@ from coordinator.epochs.rules.lost_ledger import KEPT_AT_ONCE, may_keep_another
 from tests.integration.coordinator.fixtures import NOON
 
 
-def test_another_number_every_minute_for_half_a_year_is_few_rows() -> None:
+def test_a_new_number_every_minute_for_half_a_year_needs_few_rows() -> None:
     kept = [NOON] * KEPT_AT_ONCE
     for minute in range(180 * 24 * 60):
         now = NOON + timedelta(minutes=minute)
@@ -15,7 +15,7 @@ def test_another_number_every_minute_for_half_a_year_is_few_rows() -> None:
     assert KEPT_AT_ONCE + 10 < len(kept) < KEPT_AT_ONCE + 20
 
 
-def test_however_many_there_are_another_is_kept_within_a_year() -> None:
+def test_another_number_is_kept_within_a_year_however_many_there_are() -> None:
     kept = [NOON] * 5_000
     assert not may_keep_another(kept, NOON + timedelta(days=180))
     assert may_keep_another(kept, NOON + timedelta(days=365))

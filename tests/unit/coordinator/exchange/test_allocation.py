@@ -1,4 +1,4 @@
-"""The formulas of grants and shares, as properties and at their corners."""
+"""Check the formulas of grants and shares as properties and at their corner cases."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -19,14 +19,12 @@ def ask(demand_milli: int = 0, waiting: int = 0, **other: int) -> PoolDemand:
 
 
 @given(units, units, st.builds(PoolDemand, units, units, units, units, units, weights, weights, st.integers(0, 10**9)))
-def test_never_more_than_is_grantable_and_never_less_than_nothing(
-    grantable: int, limit: int, wanted: PoolDemand
-) -> None:
+def test_a_grant_is_between_nothing_and_what_is_grantable(grantable: int, limit: int, wanted: PoolDemand) -> None:
     assert 0 <= grant_units(grantable, limit, wanted) <= grantable
 
 
 @given(units, units, units)
-def test_whoever_waits_gets_it_while_there_is_any(grantable: int, limit: int, waiting: int) -> None:
+def test_waiting_requests_are_served_while_there_are_units(grantable: int, limit: int, waiting: int) -> None:
     assert grant_units(grantable, limit, ask(waiting=waiting)) >= min(grantable, waiting)
 
 
@@ -35,13 +33,21 @@ def test_whoever_waits_gets_it_while_there_is_any(grantable: int, limit: int, wa
     [
         (1000, ask(demand_milli=100_000), 100),  # one second's worth, as a thousandth of the limit is less
         (1000, ask(demand_milli=1_000), 5),  # half a percent of the limit
-        (1000, ask(demand_milli=1_000, horizon_ms=120_000), 60),  # of a limit that is to last longer, as much more
+        (
+            1000,
+            ask(demand_milli=1_000, horizon_ms=120_000),
+            60,
+        ),  # a longer horizon takes a proportionally larger part of the limit
         (1000, ask(demand_milli=100_000, horizon_ms=20_000), 200),
         (1000, ask(demand_milli=1_000, horizon_ms=1_000), 1),
         (1000, ask(), 1),  # nothing is known yet
-        (100, ask(demand_milli=100_000), 50),  # towards the end never more than half
-        (100, ask(demand_milli=100_000, total_demand_milli=400_000), 15),  # of its share, but 0.15 s at least
-        (100, ask(demand_milli=100_000, total_demand_milli=400_000, weight=2, total_weight=4), 25),  # it counts twice
+        (100, ask(demand_milli=100_000), 50),  # never more than half of what is left
+        (100, ask(demand_milli=100_000, total_demand_milli=400_000), 15),  # a part of its share, but 0.15 s at least
+        (
+            100,
+            ask(demand_milli=100_000, total_demand_milli=400_000, weight=2, total_weight=4),
+            25,
+        ),  # waiting demand counts twice
         (1000, ask(demand_milli=1, weight=2, total_weight=4), 1),
         (8, ask(demand_milli=1_000, waiting=6), 6),
         (0, ask(demand_milli=1_000, waiting=6), 0),
@@ -54,7 +60,7 @@ def test_the_formula_at_a_limit_of_a_thousand(grantable: int, wanted: PoolDemand
     assert grant_units(grantable, 1000, wanted) == granted
 
 
-def test_the_last_unit_goes_to_whoever_waits_for_it() -> None:
+def test_the_last_unit_goes_to_a_request_that_waits_for_it() -> None:
     pool, rounds = 1000, 0
     while pool:
         pool -= grant_units(pool, 1000, ask(demand_milli=100_000, waiting=1))
@@ -69,6 +75,6 @@ def test_demand_only_decays(demand_milli: int, first_ms: int, second_ms: int) ->
     assert 0 <= later <= earlier <= demand_milli
 
 
-def test_half_of_it_is_gone_after_five_seconds() -> None:
+def test_demand_halves_in_five_seconds() -> None:
     assert [decayed(1000, NOW, NOW + timedelta(seconds=each)) for each in (0, 2.5, 5, 10)] == [1000, 750, 500, 250]
     assert decayed(1000, NOW, NOW - timedelta(seconds=9)) == 1000

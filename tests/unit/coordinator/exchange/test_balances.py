@@ -1,4 +1,4 @@
-"""Whatever regions do, say and get wrong: after every step both identities hold and the books are their transfers."""
+"""After every step, whatever regions report, both identities hold and the ledger equals the sum of its transfers."""
 
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -49,7 +49,7 @@ def new_lease(region: str, epoch: int, state: LeaseState = LeaseState.ACTIVE) ->
 
 
 class Store:
-    """A region's own truth: what its store would freeze."""
+    """Build the lease as the region's store would freeze it."""
 
     def __init__(self) -> None:
         self.granted = self.overage = self.consumed = self.returned = self.reported = 0
@@ -103,7 +103,7 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(region=regions, units=amounts, beyond=st.integers(0, 5))
     def consume(self, region: str, units: int, beyond: int) -> None:
-        """A commit may be above what was held."""
+        """A commit may exceed the units that were held."""
         store = self.stores[region]
         store.consumed += min(units, store.available) + beyond
 
@@ -113,7 +113,7 @@ class Ledger(RuleBasedStateMachine):
         store.returned += min(units, store.available)
 
     @rule(region=regions, wrong_by=st.sampled_from([0, 0, 0, 0, 0, 1, 7]))
-    def tell(self, region: str, wrong_by: int) -> None:
+    def report_a_lease(self, region: str, wrong_by: int) -> None:
         lease, store, report = self.leases[region], self.stores[region], self.report(region)
         units = store.consumed - store.reported + wrong_by
         frozen = frozen_lease(store.granted, store.overage, store.consumed, store.returned, units)
@@ -132,7 +132,7 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(region=regions, late_s=st.sampled_from([-1, 0, 1]))
     def time_passes(self, region: str, late_s: int) -> None:
-        """Expiry sets aside and frees nothing."""
+        """Expiry moves units to suspense and frees nothing."""
         lease, free = self.leases[region], self.pool.unallocated
         held, was = lease.outstanding, lease.state
         entry = expire(self.pool, lease, NOW + timedelta(seconds=late_s))
@@ -169,7 +169,7 @@ class Ledger(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_oversold(self) -> None:
-        """What leases admitted is what was granted; only what was done beyond that is overage."""
+        """Leases admit at most what was granted; only usage beyond that is overage."""
         pool = self.pool
         spent = pool.consumed + pool.outstanding + pool.suspense + pool.estimated + pool.written_off
         assert spent <= pool.funded + pool.overage
@@ -223,7 +223,7 @@ def batch(*leases: FrozenLease) -> FrozenBatch:
     return FrozenBatch(epoch=1, lane=0, seq=1, leases=list(leases))
 
 
-def test_a_line_that_drains_several_accounts_is_one_line_in_parts() -> None:
+def test_a_line_that_drains_several_accounts_is_posted_in_parts() -> None:
     pool, lease = Pool(KEY, funded=10, outstanding=1, suspense=2, estimated=3, written_off=4), new_lease("us-east", 1)
     lease.granted, lease.outstanding, lease.suspense, lease.estimated, lease.written_off = 10, 1, 2, 3, 4
     report = Report("us-east", 1, 0, 1)
@@ -242,7 +242,7 @@ def test_a_line_that_drains_several_accounts_is_one_line_in_parts() -> None:
 
 
 @given(lines=st.lists(st.integers(0, 9), max_size=12), gaps=st.lists(st.integers(0, 20), min_size=4, max_size=4))
-def test_many_lines_at_once_are_booked_as_one_after_the_other(lines: list[int], gaps: list[int]) -> None:
+def test_booking_many_lines_at_once_equals_booking_them_in_turn(lines: list[int], gaps: list[int]) -> None:
     def books() -> tuple[Report, Pool, Lease]:
         there = {src.value: units for src, units in zip(DRAINED, gaps, strict=True)}
         return (
@@ -265,7 +265,7 @@ def test_many_lines_at_once_are_booked_as_one_after_the_other(lines: list[int], 
     assert together == singly
 
 
-def test_a_movement_is_the_same_movement_every_time() -> None:
+def test_posting_the_same_movement_is_deterministic() -> None:
     lease = new_lease("us-east", 1)
     assert movement(lease, "expired", 5).movement_id == movement(lease, "expired", 5).movement_id
     assert movement(lease, "expired", 5).movement_id != movement(lease, "expired", 6).movement_id
@@ -275,7 +275,7 @@ TestLedger = Ledger.TestCase
 TestLedger.settings = settings(max_examples=100, stateful_step_count=40)
 
 
-def test_what_is_not_there_is_not_moved_and_nothing_changes() -> None:
+def test_moving_more_than_there_is_fails_and_changes_nothing() -> None:
     pool, lease, report = Pool(KEY, funded=5, unallocated=5), new_lease("us-east", 1), Report("us-east", 1, 0, 1)
     with pytest.raises(Overdrawn):
         post(report, pool, lease, Account.UNALLOCATED, Account.OUTSTANDING, 6, Cause.GRANT)
@@ -302,7 +302,7 @@ def test_transfers_are_numbered_as_they_are_posted() -> None:
 
 
 @given(st.lists(st.lists(st.integers(1, 50), max_size=6), max_size=8), st.integers(1, 400))
-def test_over_all_reports_what_is_included_is_the_limit(reports: list[list[int]], limit: int) -> None:
+def test_included_usage_of_all_reports_adds_up_to_the_limit(reports: list[list[int]], limit: int) -> None:
     pool, lease = Pool(KEY, funded=limit, unallocated=limit), new_lease("us-east", 1)
     booked: list[Transfer] = []
     for seq, units in enumerate(reports, 1):
@@ -320,7 +320,7 @@ def test_over_all_reports_what_is_included_is_the_limit(reports: list[list[int]]
 @pytest.mark.parametrize(
     ("pool", "left"),
     [
-        (Pool(KEY), MAX_UNITS),  # nobody has asked for any of it: what its limit is nobody knows
+        (Pool(KEY), MAX_UNITS),  # no region has requested it yet, so its limit is unknown
         (Pool(KEY, funded=100, consumed=30), 70),
         (Pool(KEY, funded=100, credited=20, adjustment=20, consumed=30), 90),
         (

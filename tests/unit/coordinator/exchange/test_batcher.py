@@ -1,4 +1,6 @@
-"""Who waits at the same time goes together, nobody waits long for company, and one call's trouble stays its own."""
+"""Exchanges that wait at the same time share a transaction, none waits long for others, and one failure affects one
+exchange.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -31,12 +33,15 @@ VERSIONS = Versions(policies=3, blocks=4)
 
 
 class Ledger:
-    """Applies when it is let: each exchange's reply names its lane, so that it is seen who got which."""
+    """A fake transaction that completes when the test releases it.
+
+    Each reply names its lane, to show which exchange got it.
+    """
 
     def __init__(self, *, fails: type[Exception] | None = None, bad_lane: int = -1) -> None:
         self.gathers: list[list[int]] = []
         self.gate = asyncio.Event()
-        self.gates: dict[tuple[int, ...], asyncio.Event] = {}  # of single transactions, by their lanes
+        self.gates: dict[tuple[int, ...], asyncio.Event] = {}  # lanes of exchanges that were applied alone
         self.fails, self.bad_lane = fails, bad_lane
         self.fails_alone = fails
 
@@ -77,7 +82,7 @@ async def waiting(batcher: ExchangeBatcher, calls: Sequence[ExchangeCall]) -> "l
     return tasks
 
 
-async def test_who_is_alone_goes_at_once_and_who_waits_goes_together() -> None:
+async def test_a_lone_exchange_goes_at_once_and_waiting_ones_go_together() -> None:
     ledger = Ledger()
     batcher, calls = ExchangeBatcher(ledger.apply, slots=1), [call(lane) for lane in range(5)]
     tasks = await waiting(batcher, calls)
@@ -89,7 +94,7 @@ async def test_who_is_alone_goes_at_once_and_who_waits_goes_together() -> None:
 
 
 async def answered_together(batcher: ExchangeBatcher, ledger: Ledger) -> "asyncio.Task[Applied]":
-    """0 and the other three took turns; it waits for its next one when they have been answered."""
+    """Lane 0 and the other three took turns; lane 0 waits for its next exchange after they have been answered."""
     tasks = await waiting(batcher, [call(lane) for lane in range(4)])
     ledger.gate.set()
     await tasks[0]
@@ -101,7 +106,7 @@ async def answered_together(batcher: ExchangeBatcher, ledger: Ledger) -> "asynci
     return again
 
 
-async def test_who_was_answered_together_is_waited_for() -> None:
+async def test_lanes_that_were_answered_together_are_waited_for() -> None:
     ledger = Ledger()
     batcher = ExchangeBatcher(ledger.apply, slots=1, patience=1e9)
     tasks = [await answered_together(batcher, ledger)]
@@ -113,14 +118,14 @@ async def test_who_was_answered_together_is_waited_for() -> None:
     assert ledger.gathers[2:] == [[0, 1, 2, 3]]
 
 
-async def test_who_does_not_come_again_is_not_waited_for_for_ever() -> None:
+async def test_a_lane_that_stays_away_is_waited_for_only_briefly() -> None:
     ledger = Ledger()
     async with asyncio.timeout(10):
         await (await answered_together(ExchangeBatcher(ledger.apply, slots=1), ledger))
     assert ledger.gathers[2:] == [[0]]
 
 
-async def test_after_one_alone_nobody_is_waited_for() -> None:
+async def test_after_a_lone_exchange_there_is_no_wait() -> None:
     ledger = Ledger()
     batcher = ExchangeBatcher(ledger.apply, slots=1, patience=1e9)
     ledger.gate.set()
@@ -129,7 +134,7 @@ async def test_after_one_alone_nobody_is_waited_for() -> None:
     assert ledger.gathers == [[0], [0]]
 
 
-async def test_a_lane_is_once_in_a_gather_and_keeps_its_order() -> None:
+async def test_a_lane_is_in_a_batch_once_and_keeps_its_order() -> None:
     ledger = Ledger()
     batcher = ExchangeBatcher(ledger.apply, slots=1)
     tasks = await waiting(batcher, [call(0), call(1), call(1), call(2), call(1), call(1, epoch=2)])
@@ -148,7 +153,7 @@ async def test_wants_of_quotas_in_another_transaction_wait_and_go_together() -> 
     assert ledger.gathers == [[0], [4], [1, 2, 3]]
 
 
-async def test_who_reports_what_another_transaction_is_at_waits_likewise() -> None:
+async def test_exchanges_that_report_a_locked_quota_wait_too() -> None:
     ledger = Ledger()
     frozen = FrozenLease(quota="hot", period="2026-11", granted=0, overage=0, consumed=0, returned=0)
     batch = FrozenBatch(epoch=1, lane=1, seq=1, leases=[frozen])
@@ -160,7 +165,7 @@ async def test_who_reports_what_another_transaction_is_at_waits_likewise() -> No
     assert ledger.gathers == [[0], [1]]
 
 
-async def test_who_waits_for_one_of_its_quotas_is_not_overtaken_at_the_other() -> None:
+async def test_an_exchange_that_waits_for_one_quota_keeps_its_place_at_the_other() -> None:
     ledger = Ledger()
     batcher, both = ExchangeBatcher(ledger.apply), call(1, demands=["hot", "cold"])
     tasks = await waiting(batcher, [call(0, demands=["hot"]), both, call(2, demands=["cold"])])
@@ -170,7 +175,7 @@ async def test_who_waits_for_one_of_its_quotas_is_not_overtaken_at_the_other() -
     assert ledger.gathers == [[0], [1, 2]]
 
 
-async def test_a_gather_is_bounded() -> None:
+async def test_the_size_of_a_batch_is_bounded() -> None:
     ledger = Ledger()
     batcher = ExchangeBatcher(ledger.apply, slots=1)
     tasks = await waiting(batcher, [call(0, epoch) for epoch in range(1, MOST_CALLS + 12)])
@@ -180,7 +185,7 @@ async def test_a_gather_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, TransactionFailed])
-async def test_one_that_fails_is_refused_and_the_others_of_its_gather_are_booked(error: type[Exception]) -> None:
+async def test_a_failing_exchange_is_refused_and_the_rest_of_its_batch_is_booked(error: type[Exception]) -> None:
     ledger = Ledger(fails=error, bad_lane=2)
     batcher, calls = ExchangeBatcher(ledger.apply, slots=1), [call(lane) for lane in range(4)]
     tasks = await waiting(batcher, calls)
@@ -195,7 +200,7 @@ async def test_one_that_fails_is_refused_and_the_others_of_its_gather_are_booked
     assert sorted(ledger.gathers[2:]) == [[], [1], [2], [3]]
 
 
-async def test_of_a_call_that_fails_alone_only_the_exchange_that_fails_is_refused() -> None:
+async def test_only_the_failing_exchange_of_a_single_call_is_refused() -> None:
     ledger = Ledger(fails=ValueError, bad_lane=2)
     ledger.gate.set()
     exchanges = [call(lane).submissions[0] for lane in range(1, 4)]
@@ -207,8 +212,8 @@ async def test_of_a_call_that_fails_alone_only_the_exchange_that_fails_is_refuse
     assert answer.response.versions == VERSIONS
 
 
-async def test_who_waits_for_a_lock_holds_up_nobody_who_does_not() -> None:
-    """The next gather goes on while those of the one that failed run alone."""
+async def test_an_exchange_that_waits_for_a_lock_does_not_delay_the_others() -> None:
+    """The next batch runs while the exchanges of the failed one run alone."""
     ledger = Ledger(fails=TransactionFailed, bad_lane=2)
     batcher = ExchangeBatcher(ledger.apply, slots=1)
     tasks = await waiting(batcher, [call(lane) for lane in range(4)])
@@ -221,7 +226,7 @@ async def test_who_waits_for_a_lock_holds_up_nobody_who_does_not() -> None:
     assert outcomes(await tasks[2]) == ["refused"]
 
 
-async def test_a_lane_that_failed_by_itself_fails_no_gather_for_a_while() -> None:
+async def test_a_lane_that_failed_alone_is_kept_out_of_batches_for_a_while() -> None:
     ledger = Ledger(fails=ValueError, bad_lane=2)
     batcher = ExchangeBatcher(ledger.apply, slots=1)
     ledger.gate.set()
@@ -237,7 +242,7 @@ async def test_a_lane_that_failed_by_itself_fails_no_gather_for_a_while() -> Non
     assert not batcher._suspects.includes("us-east", [(1, 2)], 0.0), "it is as good as any again"
 
 
-async def test_an_outage_while_one_runs_alone_is_no_refusal() -> None:
+async def test_an_outage_while_an_exchange_runs_alone_is_not_a_refusal() -> None:
     ledger = Ledger(fails=ValueError, bad_lane=2)
     ledger.fails_alone = DatabaseUnavailable
     batcher = ExchangeBatcher(ledger.apply, slots=1)
@@ -247,7 +252,7 @@ async def test_an_outage_while_one_runs_alone_is_no_refusal() -> None:
     assert isinstance(answers[2], DatabaseUnavailable)
 
 
-async def test_an_outage_is_everybodys_and_nothing_is_tried_again() -> None:
+async def test_an_outage_fails_the_whole_batch_without_a_retry() -> None:
     ledger = Ledger(fails=DatabaseUnavailable, bad_lane=2)
     batcher = ExchangeBatcher(ledger.apply, slots=1)
     tasks = await waiting(batcher, [call(lane) for lane in range(4)])
@@ -257,7 +262,7 @@ async def test_an_outage_is_everybodys_and_nothing_is_tried_again() -> None:
     assert ledger.gathers == [[0], [1, 2, 3]]
 
 
-async def test_who_gave_up_before_its_turn_is_left_out() -> None:
+async def test_an_exchange_cancelled_before_its_turn_is_left_out() -> None:
     ledger = Ledger()
     batcher = ExchangeBatcher(ledger.apply, slots=1)
     tasks = await waiting(batcher, [call(0), call(1), call(2)])

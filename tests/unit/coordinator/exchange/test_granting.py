@@ -1,4 +1,4 @@
-"""When the next period's lease is given ahead, and when a pool has fallen so far that idle units are asked for."""
+"""Check when the next period's lease is granted ahead, and when a low pool recalls idle units."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -37,7 +37,7 @@ def test_a_lease_is_given_ahead_for_as_long_as_one_lasts(kind: PeriodKind, lease
         (249, 61, True),  # a sixteenth
         (1000, 1, True),
         (249, 260, False),
-        (1, 0, False),  # an empty pool is another matter
+        (1, 0, False),  # an empty pool has a rule of its own
         (0, 0, False),
     ],
 )

@@ -1,4 +1,4 @@
-"""A region's own limit is had by it and by nobody else, and of what is central only what is waited for is given."""
+"""A regional limit is for its region alone, and a central quota grants only what requests wait for."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -44,20 +44,20 @@ taking_part = st.lists(st.tuples(st.sampled_from(REGIONS), own_limits, steps), m
 
 
 class OwnLimits(Table):
-    """A limit of each region's own."""
+    """A table in which each region has a limit of its own."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(Division(PARTS, mode=Mode.REGIONAL, each=limit), limit)
-        self.most = dict.fromkeys(REGIONS, limit)  # that each region was ever allowed
+        self.most = dict.fromkeys(REGIONS, limit)  # the highest limit that each region ever had
 
     def change(self, limit: int, without: str | None) -> None:
-        """Another limit, and a region that is drained meanwhile."""
+        """Change the limit, perhaps while a region drains."""
         parts = {name: part for name, part in PARTS.items() if name != without}
         self.division, self.limit = Division(parts, mode=Mode.REGIONAL, each=limit), limit
         self.most |= {name: max(limit, self.most[name]) for name in parts}
 
     def overwork(self, region: str, units: int) -> None:
-        """More than it had been given."""
+        """Report more usage than was granted."""
         lease, report = self.lease(region), self.report(self.lease(region))
         cover(report, self.pool, lease, lease.unaccounted + units, at_most=0)
         self.use(region, lease.outstanding)
@@ -78,10 +78,10 @@ def test_no_region_ever_has_more_than_its_own_limit(
 
 
 @given(own_limits, taking_part, st.integers(0, 40))
-def test_whatever_others_did_a_region_has_all_of_its_own(
+def test_a_region_has_its_whole_limit_whatever_others_used(
     limit: int, changes: list[tuple[str, int, list[tuple[str, str, int]]]], beyond: int
 ) -> None:
-    """Those that had more than a limit that was lowered, that worked beyond it, or have left."""
+    """Other regions may have had more than a lowered limit, used more than it, or left."""
     table = OwnLimits(limit)
     for without, another, history in changes:
         table.change(another, without)
@@ -99,7 +99,7 @@ def test_whatever_others_did_a_region_has_all_of_its_own(
     assert table.pool.grantable == 0
 
 
-def test_what_is_funded_is_what_all_may_have_and_what_any_has_had() -> None:
+def test_a_pool_is_funded_with_current_limits_and_past_excess() -> None:
     table = OwnLimits(100)
     table.ask("us-east", waiting=60)
     assert table.pool.funded == 300
@@ -113,7 +113,7 @@ def test_what_is_funded_is_what_all_may_have_and_what_any_has_had() -> None:
     assert funded_for(7, table.pool, table.leases, Division(PARTS)) == 7
 
 
-def test_what_was_credited_is_for_whichever_region_asks_first() -> None:
+def test_a_credit_goes_to_the_region_that_requests_it_first() -> None:
     table = OwnLimits(100)
     table.ask("us-east", waiting=100)
     entry = Movement(uuid4(), None, None)
@@ -123,7 +123,7 @@ def test_what_was_credited_is_for_whichever_region_asks_first() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(REGIONS), st.integers(1, 200)), max_size=12), st.integers(0, 100))
-def test_what_was_credited_can_be_spent_once(asked: list[tuple[str, int]], credited: int) -> None:
+def test_a_credit_can_be_spent_once(asked: list[tuple[str, int]], credited: int) -> None:
     table = OwnLimits(100)
     entry = Movement(uuid4(), None, None)
     post(entry, table.pool, None, Account.ADJUSTMENT, Account.UNALLOCATED, credited, Cause.CREDITED)
@@ -141,9 +141,7 @@ def test_what_was_credited_can_be_spent_once(asked: list[tuple[str, int]], credi
     st.integers(1, 200),
     st.integers(0, 12),
 )
-def test_what_was_debited_is_not_funded_again(
-    asked: list[tuple[str, int]], credited: int, debited: int, at: int
-) -> None:
+def test_a_debit_is_not_funded_again(asked: list[tuple[str, int]], credited: int, debited: int, at: int) -> None:
     table = OwnLimits(100)
     table.ask(REGIONS[0], waiting=1)
     adjust(entry_of(uuid4()), table.pool, Adjusting(table.pool.key, AdjustmentKind.CREDIT, credited))
@@ -157,10 +155,8 @@ def test_what_was_debited_is_not_funded_again(
 
 
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(1, 200), st.integers(0, 100))
-def test_of_what_was_left_of_the_period_before_nothing_is_debited(
-    limit: int, left: int, debited: int, lowered: int
-) -> None:
-    """Neither at once nor by a limit that falls later."""
+def test_nothing_carried_over_is_debited(limit: int, left: int, debited: int, lowered: int) -> None:
+    """This holds at once and also after the limit falls later."""
     pool = Pool(KEY)
     entry = Movement(uuid4(), None, None)
     fund(entry, pool, limit)
@@ -173,7 +169,7 @@ def test_of_what_was_left_of_the_period_before_nothing_is_debited(
     assert pool.unallocated >= left
 
 
-def test_nobody_is_asked_to_give_back_for_another_and_nothing_is_pushed_to_one() -> None:
+def test_regional_units_are_neither_recalled_nor_pushed_for_other_regions() -> None:
     table = OwnLimits(100)
     table.ask("us-east", waiting=90)
     table.ask("eu-west", waiting=100)
@@ -186,8 +182,8 @@ def test_nobody_is_asked_to_give_back_for_another_and_nothing_is_pushed_to_one()
     assert (shelf.division.own_of("eu-west"), reply.unallocated, reply.recall_keep) == (100, 10, None)
 
 
-def test_what_comes_back_is_pushed_to_nobody_while_more_is_funded_than_the_limit() -> None:
-    """It was regional, and is leased: what comes back goes until the limit is reached, and is no other region's."""
+def test_returned_units_are_not_pushed_while_a_pool_has_more_than_its_limit() -> None:
+    """The quota was regional and is now leased: returned units leave the pool until the limit is reached."""
     table = OwnLimits(100)
     for region in REGIONS:
         table.ask(region, waiting=100)
@@ -211,7 +207,7 @@ def test_what_comes_back_is_pushed_to_nobody_while_more_is_funded_than_the_limit
     assert table.pool.funded == 100
 
 
-def test_its_demand_is_not_weighed_against_that_of_others() -> None:
+def test_a_regional_limit_is_not_divided_by_demand() -> None:
     alone, among = OwnLimits(1000), OwnLimits(1000)
     among.ask("eu-west", demand_milli=900_000)
     for table in (alone, among):
@@ -219,7 +215,7 @@ def test_its_demand_is_not_weighed_against_that_of_others() -> None:
     assert alone.taken("us-east") == among.taken("us-east") > 0
 
 
-def test_a_lower_limit_asks_back_what_is_above_it_in_that_region() -> None:
+def test_a_lower_regional_limit_recalls_the_excess_of_that_region() -> None:
     table = OwnLimits(100)
     table.ask("us-east", waiting=80)
     table.ask("eu-west", waiting=20)
@@ -235,7 +231,7 @@ def catalogue(mode: str, limit: int = 100) -> Catalogue:
     return Catalogue(1, {"exports": spec}, None, {}, regions)
 
 
-def test_who_takes_part_is_who_is_active() -> None:
+def test_only_active_regions_take_part() -> None:
     plain = Division(PARTS)
     division = division_of(catalogue("regional"), KEY, (), Division({"us-east": Part(2)}))
     assert [division.own_of(region) for region in ("us-east", "eu-west", "nowhere")] == [100, 0, 0]
@@ -248,11 +244,11 @@ def offered(mode: str, now: datetime) -> FindEntitledPeriod:
     return lambda quota: find_entitled_period(catalogue(mode), quota, TERMS, now)
 
 
-# --- each request asks ------------------------------------------------------------------------------------------------
+# --- central quotas ---------------------------------------------------------------------------------------------------
 
 
 @given(steps)
-def test_of_what_is_central_exactly_what_is_waited_for_is_granted(history: list[tuple[str, str, int]]) -> None:
+def test_a_central_quota_grants_exactly_what_requests_wait_for(history: list[tuple[str, str, int]]) -> None:
     table = Table(Division(PARTS, mode=Mode.CENTRAL))
     for what, region, units in history:
         before, left = table.taken(region), table.pool.grantable
@@ -263,7 +259,7 @@ def test_of_what_is_central_exactly_what_is_waited_for_is_granted(history: list[
         assert table.taken(region) - before == min(units, left)
 
 
-def test_what_a_request_did_not_take_comes_back_with_the_next_word() -> None:
+def test_units_that_no_request_took_return_with_the_next_exchange() -> None:
     table = Table(Division(PARTS, mode=Mode.CENTRAL))
     table.ask("us-east", waiting=5)
     lease, shelf = table.lease("us-east"), table.shelf("us-east")
@@ -272,7 +268,7 @@ def test_what_a_request_did_not_take_comes_back_with_the_next_word() -> None:
     assert lease_reply(lease, shelf, TERMS, None, NOW).recall_keep is None
 
 
-def test_nothing_of_the_next_period_is_given_ahead() -> None:
+def test_a_central_quota_grants_nothing_of_the_next_period() -> None:
     want, at_the_end = (
         LeaseDemand(quota=KEY.quota, demand_milli=5_000, waiting=1),
         NOW.replace(day=30, hour=23, minute=59),
@@ -285,8 +281,8 @@ def test_nothing_of_the_next_period_is_given_ahead() -> None:
     assert periods == {"leased": ["2026-11", "2026-12"], "central": ["2026-11"]}
 
 
-def test_a_pool_that_was_funded_for_others_gives_back_what_is_too_much() -> None:
-    """From regional to leased: what nobody holds goes at once."""
+def test_a_pool_above_its_limit_gives_the_excess_back() -> None:
+    """When a quota turns from regional to leased, free units above the limit leave the pool at once."""
     table = OwnLimits(100)
     table.ask("us-east", waiting=80)
     fund(table.report(table.leases[0]), table.pool, 100)

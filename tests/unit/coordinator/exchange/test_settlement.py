@@ -1,4 +1,4 @@
-"""Every outcome of a numbered batch by its name, and what settling a lease moves."""
+"""Check every outcome of a numbered batch, and what settling a lease moves."""
 
 from datetime import timedelta
 
@@ -37,7 +37,9 @@ def lane(state: EpochState = EpochState.CURRENT) -> Lane:
         (6, OTHER, ExchangeOutcome.GAP, 5),
     ],
 )
-def test_the_number_decides(seq: int, body_hash: bytes, outcome: ExchangeOutcome, expected: int | None) -> None:
+def test_the_sequence_number_decides(
+    seq: int, body_hash: bytes, outcome: ExchangeOutcome, expected: int | None
+) -> None:
     assert judge_number(lane(), "f1", seq, body_hash) == Verdict(outcome, expected)
 
 
@@ -53,7 +55,7 @@ def test_an_epoch_decides_before_the_number(state: EpochState, fingerprint: str,
     assert judge_number(lane(state), fingerprint, 5, OTHER).outcome is outcome
 
 
-def test_what_was_never_issued_is_unknown() -> None:
+def test_an_epoch_that_was_never_issued_is_unknown() -> None:
     assert judge_number(None, "f1", 1, OTHER).outcome is ExchangeOutcome.UNKNOWN_EPOCH
 
 
@@ -75,7 +77,7 @@ def leased(**columns: int) -> Lease:
         (100, 1, 7, 3, ExchangeOutcome.LEDGER_REGRESSED),
     ],
 )
-def test_totals_tell_who_forgot(
+def test_totals_show_which_side_lost_data(
     granted: int, overage: int, consumed: int, returned: int, outcome: ExchangeOutcome
 ) -> None:
     lease = leased(granted=100, region_consumed=7, region_returned=3)
@@ -99,7 +101,7 @@ def funded_pool(unallocated: int, outstanding: int) -> Pool:
     return Pool(KEY, funded=unallocated + outstanding, unallocated=unallocated, outstanding=outstanding)
 
 
-def test_what_was_used_beyond_the_lease_is_covered_first_and_overage_then() -> None:
+def test_usage_beyond_the_lease_is_covered_before_it_is_overage() -> None:
     pool, lease = funded_pool(3, 10), leased(granted=10, outstanding=10)
     moved, _ = settled(pool, lease, 10, 0, 15, 0, 15)
     assert moved == [(Cause.COVERING, 3), (Cause.OVERAGE, 2), (Cause.USAGE, 13), (Cause.USAGE, 2)]
@@ -114,7 +116,7 @@ def test_returns_become_grantable_again_after_overage_is_made_up() -> None:
     assert (pool.unallocated, pool.grantable) == (11, 8)
 
 
-def test_returns_of_an_epoch_that_lost_data_may_have_been_spent() -> None:
+def test_returns_of_an_epoch_with_data_loss_go_to_suspense() -> None:
     pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
     lease.state = LeaseState.LOST
     moved, reasons = settled(pool, lease, 10, 0, 4, 6, 4)
@@ -122,8 +124,8 @@ def test_returns_of_an_epoch_that_lost_data_may_have_been_spent() -> None:
     assert (lease.outstanding, lease.returned, lease.region_returned, reasons) == (6, 0, 6, [])
 
 
-def test_returns_of_a_fenced_epoch_whose_store_kept_its_data_are_free_at_once() -> None:
-    """The rest less what is still held there, which stays reserved."""
+def test_returns_of_a_fenced_epoch_without_data_loss_are_free_at_once() -> None:
+    """Free what is left except the units that are still held in the region, which stay reserved."""
     pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
     lease.state = LeaseState.FENCED
     moved, _ = settled(pool, lease, 10, 0, 4, 5, 4)
@@ -158,10 +160,10 @@ def test_late_usage_drains_suspense_estimate_and_write_off_before_it_is_overage(
     assert (lease.suspense, lease.estimated, lease.written_off) == (0, 2, 3)
     settled(pool, lease, 10, 0, 12, 0, 7)
     assert (lease.estimated, lease.written_off, lease.consumed, lease.overage) == (0, 0, 12, 2)
-    assert lease.consumed + lease.estimated == 12  # what is billed: the truth, and nothing twice
+    assert lease.consumed + lease.estimated == 12  # billed usage is what was reported, once
 
 
-def test_an_estimate_gives_way_to_what_was_returned() -> None:
+def test_a_return_reduces_the_estimate() -> None:
     pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
     set_aside(pool, lease)
     post(movement(lease, "resolved"), pool, lease, Account.SUSPENSE, Account.ESTIMATED, 10, Cause.CHARGED)
@@ -169,7 +171,7 @@ def test_an_estimate_gives_way_to_what_was_returned() -> None:
     assert (lease.consumed, lease.estimated, pool.unallocated, lease.state) == (4, 0, 6, LeaseState.ACTIVE)
 
 
-def test_time_alone_frees_nothing_and_counts_once() -> None:
+def test_expiry_frees_nothing_and_counts_once() -> None:
     pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
     assert expire(pool, lease, NOW - timedelta(milliseconds=1)) is None
     set_aside(pool, lease)
@@ -177,7 +179,7 @@ def test_time_alone_frees_nothing_and_counts_once() -> None:
     assert expire(pool, lease, NOW) is None
 
 
-def test_lines_that_do_not_add_up_cost_that_lease_its_liberty() -> None:
+def test_lines_that_do_not_add_up_quarantine_their_lease() -> None:
     pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
     moved, reasons = settled(pool, lease, 10, 0, 4, 0, 5)
     assert moved == [(Cause.QUARANTINED, 10)]
@@ -185,21 +187,21 @@ def test_lines_that_do_not_add_up_cost_that_lease_its_liberty() -> None:
     assert (lease.state, lease.suspense, lease.region_consumed) == (LeaseState.QUARANTINED, 10, 4)
 
 
-def test_more_returned_than_there_was() -> None:
+def test_returning_more_than_was_granted_quarantines_the_lease() -> None:
     pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
     _, reasons = settled(pool, lease, 10, 0, 0, 11, 0)
     assert reasons == [QuarantineReason.RETURNED_TOO_MUCH]
 
 
-def test_what_was_given_back_before_more_was_done_than_there_was_covers_it() -> None:
-    """The idle 7 of 10 were returned, and then 12 units of work reported that nobody had been asked for."""
+def test_earlier_returns_cover_later_excess_usage() -> None:
+    """The idle 7 of 10 units were returned, and then 12 units of work reported that were never reserved."""
     pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
     moved, reasons = settled(pool, lease, 10, 0, 12, 7, 12)
     assert moved == [(Cause.RETURNED, 7), (Cause.COVERING, 7), (Cause.OVERAGE, 2), (Cause.USAGE, 10), (Cause.USAGE, 2)]
     assert (reasons, lease.returned, lease.overage, pool.unallocated) == ([], 7, 2, 0)
 
 
-def test_later_evidence_on_a_quarantined_lease_is_kept() -> None:
+def test_later_evidence_of_a_quarantined_lease_is_kept() -> None:
     pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
     settled(pool, lease, 10, 0, 4, 0, 5)
     assert settled(pool, lease, 10, 0, 6, 0, 2) == ([], [QuarantineReason.QUARANTINED_BEFORE])

@@ -1,4 +1,4 @@
-"""Lanes that failed by themselves are known for a while, within bounds, and no region makes another one a suspect."""
+"""Lanes that failed alone are suspects for a while, within bounds, and never because of another region."""
 
 from coordinator.exchange.rules.suspects import MOST_LANES, MOST_REGIONS, SUSPECTED_FOR_S, Suspects
 
@@ -13,13 +13,13 @@ def test_a_suspect_is_known_for_a_while_or_until_it_is_cleared() -> None:
     assert not suspects.includes("us-east", [(1, 3)], SUSPECTED_FOR_S)
 
 
-def test_another_regions_lane_is_no_suspect() -> None:
+def test_the_lane_of_another_region_is_not_a_suspect() -> None:
     suspects = Suspects()
     suspects.add("us-east", [(1, 2)], 0.0)
     assert not suspects.includes("eu-west", [(1, 2)], 0.0)
 
 
-def test_a_region_with_many_suspects_is_one_itself() -> None:
+def test_a_region_with_many_suspect_lanes_becomes_a_suspect() -> None:
     suspects = Suspects()
     for epoch in range(1_000):
         suspects.add("us-east", [(epoch, 0)], 0.0)

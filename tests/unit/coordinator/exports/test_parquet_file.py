@@ -1,4 +1,4 @@
-"""A Parquet file is what its lines are, with types, and writing it takes no more memory for more lines."""
+"""A Parquet file holds the lines it was given, with types, in memory that does not grow with their number."""
 
 import io
 import tracemalloc
@@ -30,9 +30,9 @@ ROWS = st.builds(
 )
 
 
-@settings(max_examples=30)  # each opens a writer of its own
+@settings(max_examples=30)  # each batch opens a writer of its own
 @given(chunks=st.lists(st.lists(ROWS, max_size=5), max_size=5), row_group=st.integers(1, 9))
-def test_it_has_every_line_as_it_was(chunks: list[list[ExportRow]], row_group: int) -> None:
+def test_a_file_has_every_line_unchanged(chunks: list[list[ExportRow]], row_group: int) -> None:
     file = ParquetFile({"period": "2026-11"}, row_group)
     body = b"".join([*map(file.add, chunks), file.end()])
     table = pyarrow.parquet.read_table(io.BytesIO(body))
@@ -40,7 +40,7 @@ def test_it_has_every_line_as_it_was(chunks: list[list[ExportRow]], row_group: i
     assert table.schema.metadata[b"leasehold.period"] == b"2026-11"
 
 
-def test_its_columns_have_types() -> None:
+def test_columns_have_types() -> None:
     file = ParquetFile({}, 1)
     schema = pyarrow.parquet.read_schema(io.BytesIO(file.end()))
     dictionary = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
@@ -52,7 +52,7 @@ def test_its_columns_have_types() -> None:
 
 
 def test_texts_of_several_chunks_have_one_dictionary() -> None:
-    """Spelt out, a column of a thousand tenants would be many times as large."""
+    """Without a dictionary, a column of a thousand tenants would be many times as large."""
     file = ParquetFile({}, 4000)
     body = b"".join([*(file.add(rows) for rows in _chunks(4, 1000)), file.end()])
     column = pyarrow.parquet.ParquetFile(io.BytesIO(body)).metadata.row_group(0).column(4)
@@ -67,7 +67,7 @@ def test_more_lines_take_no_more_memory() -> None:
 
 
 def _peak(chunks: int) -> int:
-    """Of Python's own memory and of the library's, while a file of so many thousand lines is written."""
+    """Return the peak memory of Python and of the library while a file of so many thousand lines is written."""
     file, most, size, [rows] = ParquetFile({}, 20_000), 0, 0, _chunks(1, 1000)
     tracemalloc.start()
     try:
@@ -87,6 +87,6 @@ def _chunks(count: int, size: int) -> Iterator[list[ExportRow]]:
 
 
 def _line(n: int) -> ExportRow:
-    """Of a thousand tenants, in no order."""
+    """Yield lines of a thousand tenants in random order."""
     what = (FIRST + timedelta(minutes=n), "2026-11", "2026-11", f"tenant {n * 7919 % 1009}", "exports", "exports:")
     return ExportRow(n, *what, "eu-west", "x", None, None, None, n * 7919 % 10_007, "usage", 1, 0, n, 0, 0, "included")

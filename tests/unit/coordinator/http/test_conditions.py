@@ -1,4 +1,4 @@
-"""If-Match and If-None-Match, as RFC 9110 has them."""
+"""If-Match and If-None-Match follow RFC 9110."""
 
 import pytest
 from fastapi import Request, Response
@@ -16,13 +16,13 @@ def test_equal_bodies_have_equal_tags() -> None:
 
 
 @pytest.mark.parametrize("known", ['"7"', 'W/"7"', '"1", "7"', '"1",W/"7"', "*"])
-def test_what_the_client_has_is_not_sent_again(known: str) -> None:
+def test_a_matching_tag_answers_not_modified(known: str) -> None:
     response = unless_known(request(known), Response(b"body"), '"7"')
     assert (response.status_code, bytes(response.body), response.headers["ETag"]) == (304, b"", '"7"')
 
 
 @pytest.mark.parametrize("known", [None, "", "7", '"77"', '"8", "9"', "garbage"])
-def test_what_it_has_not_is(known: str | None) -> None:
+def test_another_tag_answers_with_the_body(known: str | None) -> None:
     response = unless_known(request(known), Response(b"body"), '"7"')
     assert (response.status_code, response.headers["ETag"]) == (200, '"7"')
 
@@ -34,5 +34,5 @@ def test_what_it_has_not_is(known: str | None) -> None:
         *((other, False) for other in ('W/"7"', '"6"', "", "7")),
     ],
 )
-def test_only_who_knows_the_version_replaces_it(if_match: str | None, expected: bool) -> None:
+def test_a_replacement_must_name_the_current_version(if_match: str | None, expected: bool) -> None:
     assert expectation(if_match, lambda version: [f'"{version}"', f'"{version}.yaml"'])(7) is expected

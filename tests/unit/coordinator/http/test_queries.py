@@ -1,4 +1,4 @@
-"""Query strings and cursors: nothing is guessed, and every fault is named at once."""
+"""Query strings and cursors are parsed strictly, and every fault is named at once."""
 
 from typing import Annotated
 
@@ -52,7 +52,7 @@ async def faults(path: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.anyio
-async def test_what_is_given_is_read_and_what_is_not_is_the_default() -> None:
+async def test_given_parameters_are_parsed_and_others_have_their_default() -> None:
     answer = await get("/things?dry_run=true&tenant=b&tenant=a&tenant=b")
     assert answer.json() == {"dry_run": True, "size": 1000, "tenant": ["b", "a"]}
 
@@ -75,7 +75,7 @@ async def test_an_operation_without_parameters_refuses_any() -> None:
 
 
 @pytest.mark.anyio
-async def test_so_many_values_are_refused() -> None:
+async def test_too_many_values_are_refused() -> None:
     assert await faults("/things?" + "&".join(f"tenant=t{number}" for number in range(101))) == [
         ("tenant", "max_length")
     ]
@@ -83,23 +83,23 @@ async def test_so_many_values_are_refused() -> None:
 
 @pytest.mark.parametrize("text", ["", "-1", "1.0", "1e3", " 1", "1_0", "٣", "9" * 5000])
 @pytest.mark.anyio
-async def test_page_sizes_that_are_no_number(text: str) -> None:
+async def test_page_sizes_that_are_not_numbers_are_refused(text: str) -> None:
     assert await faults(f"/things?page_size={text}") == [("page_size", "format")]
 
 
 @pytest.mark.parametrize(("text", "rule"), [("0", "minimum"), ("10001", "maximum")])
 @pytest.mark.anyio
-async def test_page_sizes_out_of_bounds(text: str, rule: str) -> None:
+async def test_page_sizes_out_of_bounds_are_refused(text: str, rule: str) -> None:
     assert await faults(f"/things?page_size={text}") == [("page_size", rule)]
 
 
 @given(st.builds(Cursor, question=st.text("abc"), after=st.text("abc/é \u4e2d"), skip=st.integers(0, 2**53 - 1)))
-def test_a_cursor_is_read_as_it_was_written(cursor: Cursor) -> None:
+def test_a_cursor_survives_a_round_trip(cursor: Cursor) -> None:
     assert read_cursor(write_cursor(cursor)) == cursor
 
 
 @given(st.text() | st.text("abcdef0123456789-_=", max_size=60))
-def test_what_is_no_cursor_is_refused(text: str) -> None:
+def test_an_invalid_cursor_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="next"):
         read_cursor(text)
 
@@ -119,7 +119,7 @@ def test_a_cursor_of_another_type_is_refused(forged: object) -> None:
         page.after(int)
 
 
-def test_a_cursor_leads_on_in_its_own_list_only() -> None:
+def test_a_cursor_is_valid_for_its_own_list_only() -> None:
     cursor = PageQuery().page("regions").next(after="eu-west")
     assert following(cursor).page("regions").after(str) == "eu-west"
     for elsewhere in (following(cursor), ThingQuery.model_validate({"page_after": cursor})):

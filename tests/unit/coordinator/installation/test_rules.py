@@ -1,4 +1,4 @@
-"""The addresses of a database URL, and what tells a copy from the installation."""
+"""Check how the addresses of a database URL are named, and what distinguishes a copy from the installation."""
 
 import pytest
 
@@ -19,7 +19,7 @@ HOME = Home("7", 16_384, frozenset({"db:5432/leasehold"}))
         ("postgresql://u@[::1]/leasehold", {"[::1]:5432/leasehold"}),
     ],
 )
-def test_an_address_is_named_whole(url: str, addresses: set[str]) -> None:
+def test_an_address_is_named_in_full(url: str, addresses: set[str]) -> None:
     assert addresses_of(url, "") == addresses
     assert addresses_of(url, "production") == {"name:production"}
 
@@ -36,5 +36,5 @@ def test_an_address_is_named_whole(url: str, addresses: set[str]) -> None:
         (HOME._replace(addresses=frozenset({"name:staging"})), False),
     ],
 )
-def test_what_tells_a_copy(here: Home, is_confirmed: bool) -> None:
+def test_a_copy_is_recognized(here: Home, is_confirmed: bool) -> None:
     assert (why_unconfirmed(HOME, here) is None) == is_confirmed

@@ -1,4 +1,4 @@
-"""What a reviewer sees of a change: all of it, and nothing that did not change."""
+"""The difference between two documents shows every change and nothing that did not change."""
 
 import msgspec
 from hypothesis import given
@@ -26,13 +26,13 @@ def test_an_added_quota_is_one_change_wherever_it_stands() -> None:
     ]
 
 
-def test_a_changed_limit_says_from_what_to_what() -> None:
+def test_a_changed_limit_shows_its_old_and_its_new_value() -> None:
     before = {"quotas": [{"name": "api", "limit": {"free": 1, "pro": 2}}]}
     after = {"quotas": [{"name": "api", "limit": {"free": 1, "pro": 3}}]}
     assert differences(before, after) == [Change("quotas.api.limit.pro", ChangeKind.CHANGED, 2, 3)]
 
 
-def test_an_order_is_a_change_of_its_own() -> None:
+def test_a_change_of_order_is_a_change_of_its_own() -> None:
     before = {"policies": [{"name": "a"}, {"name": "b"}]}
     after = {"policies": [{"name": "b"}, {"name": "a"}]}
     assert differences(before, after) == [Change("policies", ChangeKind.REORDERED, ["a", "b"], ["b", "a"])]
@@ -45,6 +45,6 @@ def test_null_is_a_value_and_absence_is_not() -> None:
 
 
 @given(documents, documents)
-def test_there_are_differences_exactly_where_documents_differ(before: object, after: object) -> None:
+def test_a_difference_is_empty_only_if_the_documents_are_equal(before: object, after: object) -> None:
     assert bool(differences(before, after)) == (before != after)
     assert len(differences(before, after)) == len(differences(after, before))

@@ -1,4 +1,4 @@
-"""Documents as people write them, and as people get them wrong."""
+"""Valid documents are parsed, and invalid ones are refused with each fault and its place."""
 
 import msgspec
 import pytest
@@ -106,11 +106,11 @@ def test_json_has_places_too() -> None:
     assert fault.reason.endswith("(line 2, column 18)")
 
 
-def test_what_is_no_json_has_a_place_too() -> None:
+def test_invalid_json_has_a_place_too() -> None:
     assert "(line 2, column 11)" in problem_of('{"plans": {},\n "quotas" 7}', JSON).detail
 
 
-def test_what_is_central_may_have_a_soft_cap_and_a_longer_wait() -> None:
+def test_a_central_quota_may_have_a_soft_cap_and_a_longer_wait() -> None:
     document = read(
         "quotas: [{name: a, kind: allowance, limit: 5, period: day, mode: central, cap: soft}]\n"
         "policies: [{name: p, quota: a, by: [tenant], wait: 9s}]"
@@ -209,7 +209,7 @@ def test_what_is_central_may_have_a_soft_cap_and_a_longer_wait() -> None:
         ('quotas: [{name: "a\\n", kind: allowance, limit: 1, period: day}]', [("quotas[0].name", "text")]),
     ],
 )
-def test_one_fault_each(text: str, expected: list[tuple[str, str]]) -> None:
+def test_each_faulty_document_has_its_one_fault_named(text: str, expected: list[tuple[str, str]]) -> None:
     assert faults(text) == expected
 
 
@@ -269,7 +269,7 @@ def test_a_policy_that_would_limit_nothing_is_refused(change: str, to: str, expe
         ("50%", [("quotas[0].thresholds", "type")]),
     ],
 )
-def test_thresholds_that_nobody_could_read_are_refused(thresholds: str, expected: list[tuple[str, str]]) -> None:
+def test_invalid_thresholds_are_refused(thresholds: str, expected: list[tuple[str, str]]) -> None:
     assert faults(GOOD.replace("period: month", f"period: month\n    thresholds: {thresholds}")) == expected
 
 
@@ -286,7 +286,7 @@ def test_thresholds_that_nobody_could_read_are_refused(thresholds: str, expected
         ("7", "quotas[0].cap", "type"),
     ],
 )
-def test_a_cap_that_nobody_could_read_is_refused(cap: str, field: str, rule: str) -> None:
+def test_an_invalid_cap_is_refused(cap: str, field: str, rule: str) -> None:
     assert faults(GOOD.replace("period: month", f"period: month\n    cap: {cap}")) == [(field, rule)]
 
 
@@ -294,12 +294,12 @@ def test_a_cap_that_nobody_could_read_is_refused(cap: str, field: str, rule: str
     ("cap", "units", "overdraft"),
     [("hard", 0, 0), ("soft", 2**53 - 1, 0), ("{overage: 500}", 500, 0), ("{overage: 5, overdraft: 7}", 5, 7)],
 )
-def test_how_far_beyond_its_limit_a_quota_goes(cap: str, units: int, overdraft: int) -> None:
+def test_a_soft_cap_extends_the_limit(cap: str, units: int, overdraft: int) -> None:
     quota = allowance_of(read(GOOD.replace("period: month", f"period: month\n    cap: {cap}")))
     assert (extension_of(quota), overdraft_of(quota)) == (units, overdraft)
 
 
-def test_only_an_allowance_goes_beyond_its_limit() -> None:
+def test_only_an_allowance_may_have_a_soft_cap() -> None:
     assert faults(GOOD.replace("kind: rate", "kind: rate\n    cap: soft")) == [("quotas[1].cap", "unknown")]
 
 
@@ -315,7 +315,7 @@ def test_thresholds_are_those_of_the_document_in_its_order() -> None:
     assert [each.percent for each in thresholds_of(allowance_of(read(GOOD)))] == [50, 80, 100]
 
 
-def test_only_of_an_allowance_it_is_counted_how_much_was_used() -> None:
+def test_only_an_allowance_may_have_thresholds() -> None:
     assert faults(GOOD.replace("kind: rate", "kind: rate\n    thresholds: [50%]")) == [
         ("quotas[1].thresholds", "unknown")
     ]
@@ -328,7 +328,7 @@ def test_only_of_an_allowance_it_is_counted_how_much_was_used() -> None:
         "# nothing",
         "quotas: [",
         "\tquotas: []",
-        "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]",  # the bomb, in small
+        "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]",  # a small entity-expansion bomb
         "quotas: &q []",
         "[" * 10_000,
         "{a: " * 20 + "1" + "}" * 20,
@@ -346,17 +346,17 @@ def test_only_of_an_allowance_it_is_counted_how_much_was_used() -> None:
         '"\\ud800": 1',
     ],
 )
-def test_what_is_no_document_is_refused_without_a_trace(text: str | bytes) -> None:
+def test_an_unparseable_document_is_refused_without_a_traceback(text: str | bytes) -> None:
     assert problem_of(text).status in (400, 422)
 
 
 @pytest.mark.parametrize("text", ["", "{", "nul", '{"plans": {}, "plans": {}}', b'{"plans": "\xff"}', "[" * 100_000])
-def test_what_is_no_json_is_refused_too(text: str | bytes) -> None:
+def test_unparseable_json_is_refused_too(text: str | bytes) -> None:
     assert problem_of(text, JSON).status in (400, 422)
 
 
 @pytest.mark.parametrize("text", ["a\\u0000b", "a\\u001bb", "a\\u2028b"])
-def test_text_that_the_database_or_a_terminal_could_not_take(text: str) -> None:
+def test_text_unfit_for_the_database_or_a_terminal_is_refused(text: str) -> None:
     policy = '{"name": "p", "quota": "q", "by": ["tenant"], "match": {"route": "/TEXT"}}'.replace("TEXT", text)
     quota = '{"name": "q", "kind": "rate", "limit": "1/second"}'
     (fault,) = problem_of(f'{{"quotas": [{quota}], "policies": [{policy}]}}', JSON).invalid_parameters
@@ -367,16 +367,16 @@ def test_size_is_bounded() -> None:
     assert problem_of("# " + "x" * MAX_DOCUMENT_BYTES).status == 413
 
 
-def test_so_many_values_are_refused_before_they_are_built() -> None:
+def test_too_many_values_are_refused_before_they_are_built() -> None:
     assert "too many values" in problem_of("a: [" + "1," * 600_000 + "]").invalid_parameters[0].reason
 
 
-def test_what_is_quoted_of_a_document_is_bounded() -> None:
+def test_quotations_from_a_document_are_bounded() -> None:
     (fault,) = problem_of("quotas: [{name: a, kind: rate, limit: " + "x" * 100_000 + "}]").invalid_parameters
     assert len(fault.reason) < 400
 
 
-def test_so_many_faults_are_counted_and_the_first_named() -> None:
+def test_many_faults_are_counted_and_the_first_ones_named() -> None:
     problem = problem_of("quotas: [" + "{name: a, kind: rate, limit: x}, " * 200 + "]")
     assert len(problem.invalid_parameters) == 100
     assert problem.detail == "the document has 399 faults; the first 100 are named"
@@ -392,18 +392,18 @@ def test_so_many_faults_are_counted_and_the_first_named() -> None:
         ("{gold: 5}", "quotas[0].carry_over.gold", "known"),
     ],
 )
-def test_what_goes_over_is_a_portion(value: str, field: str, rule: str) -> None:
+def test_carry_over_is_a_portion_of_the_limit(value: str, field: str, rule: str) -> None:
     assert faults(GOOD.replace("period: month", f"period: month\n    carry_over: {value}")) == [(field, rule)]
 
 
-def test_only_of_an_allowance_something_goes_over() -> None:
+def test_only_an_allowance_may_carry_over() -> None:
     assert faults(GOOD.replace("kind: rate", "kind: rate\n    carry_over: all")) == [
         ("quotas[1].carry_over", "unknown")
     ]
 
 
 @pytest.mark.parametrize(("value", "units"), [("all", MAX_UNITS), ("50%", 500), ("7", 7), ("0", 0)])
-def test_how_much_goes_over(value: str, units: int) -> None:
+def test_the_amount_of_carry_over(value: str, units: int) -> None:
     quota = allowance_of(read(GOOD.replace("period: month", f"period: month\n    carry_over: {value}")))
     assert carried_over(quota, None, 1000) == units
 
@@ -412,22 +412,22 @@ def test_how_much_goes_over(value: str, units: int) -> None:
 
 
 @pytest.mark.parametrize(("written", "limit"), [("1000", 1000), ("1_000_000", 1_000_000), ("+7", 7), ("010", 10)])
-def test_a_number(written: str, limit: int) -> None:
+def test_numbers_are_parsed(written: str, limit: int) -> None:
     document = read(f"quotas: [{{name: exports, kind: allowance, limit: {written}, period: month}}]")
     assert document.quotas[0].limit == limit
 
 
 @pytest.mark.parametrize("written", ["1:59:59", "12:30", "0x10", "0o10", ".inf", "1e400", "9" * 400, "!!int 1:59"])
-def test_what_is_no_number(written: str) -> None:
+def test_text_that_is_not_a_number_is_refused(written: str) -> None:
     assert problem_of(f"quotas: [{{name: exports, kind: allowance, limit: {written}, period: month}}]")
 
 
 def test_numbers_in_base_sixty_are_text() -> None:
-    """YAML 1.1 reads them as integers, in quadratic time: this text took it ten seconds."""
+    """YAML 1.1 parses such text as an integer in quadratic time: this one took it ten seconds."""
     assert ("quotas", "type") in faults("quotas: 1" + ":59" * 200_000)
 
 
-def test_a_fraction() -> None:
+def test_fractions_are_parsed() -> None:
     text = GOOD.replace("on_store_failure: open", "on_store_failure: local\n    local_fraction: 0.25")
     assert read(text).policies[0].local_fraction == 0.25
 
@@ -443,7 +443,7 @@ def test_a_fraction() -> None:
         (PeriodKind.MONTH, "0s", 0),
     ],
 )
-def test_the_horizon_follows_the_period_unless_the_quota_says_it(
+def test_the_horizon_follows_the_period_unless_the_quota_sets_it(
     period: PeriodKind, horizon: str, expected_ms: int
 ) -> None:
     quota = AllowanceQuota(name="units", limit=1, period=period, horizon=horizon)

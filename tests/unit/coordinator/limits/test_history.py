@@ -1,4 +1,4 @@
-"""Which limits were in force, from when to when and why: what grants are made by, at each moment of a period."""
+"""The history of limits lists what was in force, from when to when and why, as grants were decided by it."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -33,7 +33,7 @@ def override_of(n: int, limit: int, since: int, until: int | None, made: int, su
     return Overridden(UUID(int=n), "mails", subject, limit, f"reason {n}", day(made), day(since), ends_at)
 
 
-def told(history: History, *keys: str) -> list[tuple[object, ...]]:
+def entries(history: History, *keys: str) -> list[tuple[object, ...]]:
     found = limits_in_force(history, keys or [MAILS], START, END)
     return [
         (each.kind, each.units, each.starts_at.day, (each.ends_at - START).days + 1, each.plan or each.reason)
@@ -41,11 +41,11 @@ def told(history: History, *keys: str) -> list[tuple[object, ...]]:
     ]
 
 
-def test_a_month_is_cut_where_anything_changed() -> None:
+def test_a_month_is_divided_at_every_change() -> None:
     versions = [version(1, day(-30), 100, 500), version(2, day(20), 100, 600)]
     plans = [Subscribed(day(-5), "free"), Subscribed(day(10), "pro"), Subscribed(day(25), None)]
     overrides = [override(1, 900, 12, 14, tenant="acme"), override(2, 50, -3, 2)]
-    assert told(History("acme", versions, plans, overrides)) == [
+    assert entries(History("acme", versions, plans, overrides)) == [
         ("override", 50, 1, 2, "reason 2"),
         ("plan", 100, 2, 10, "free"),
         ("plan", 500, 10, 12, "pro"),
@@ -56,20 +56,20 @@ def test_a_month_is_cut_where_anything_changed() -> None:
     ]
 
 
-def test_what_changes_nothing_for_the_tenant_is_not_told() -> None:
+def test_changes_that_do_not_affect_the_tenant_are_left_out() -> None:
     versions = [version(1, day(-30), 100, 500), version(2, day(20), 100, 600), version(3, day(22), 100, 700)]
     (only,) = limits_in_force(History("acme", versions, [], []), [MAILS], START, END)
     assert (only.units, only.version, only.starts_at, only.ends_at) == (100, 1, START, END)
 
 
-def test_before_its_document_there_is_none_and_a_plan_may_give_nothing() -> None:
-    assert told(History("acme", [], [], [])) == []
+def test_there_is_no_limit_before_the_document_or_without_one_in_the_plan() -> None:
+    assert entries(History("acme", [], [], [])) == []
     versions = [version(1, day(5), 100, 500, default=None)]
-    assert told(History("acme", versions, [], [])) == [("plan", 0, 5, 31, None)]
-    assert told(History("acme", versions, [], []), "exports:tenant=acme") == []
+    assert entries(History("acme", versions, [], [])) == [("plan", 0, 5, 31, None)]
+    assert entries(History("acme", versions, [], []), "exports:tenant=acme") == []
 
 
-def test_what_is_overridden_for_less_than_the_tenant_is_told_for_itself() -> None:
+def test_overrides_of_narrower_subjects_are_listed_apart() -> None:
     overrides = [
         override(1, 7, -3, None, tenant="acme", user="ann"),
         override(2, 8, -3, None, user="bob"),
@@ -82,12 +82,15 @@ def test_what_is_overridden_for_less_than_the_tenant_is_told_for_itself() -> Non
         "mails:tenant=acme,user=ann": {"tenant": "acme", "user": "ann"},
         "mails:tenant=acme,user=bob": {"tenant": "acme", "user": "bob"},
     }
-    assert [row[:2] for row in told(history, MAILS, *own)] == [("override", 10), ("override", 7)]  # bob's is acme's
+    assert [row[:2] for row in entries(history, MAILS, *own)] == [
+        ("override", 10),
+        ("override", 7),
+    ]  # bob belongs to acme
 
 
-def test_of_several_for_the_same_the_newest_counts() -> None:
+def test_the_newest_of_several_overrides_of_a_subject_counts() -> None:
     overrides = [override(1, 7, -3, None, made=-8, tenant="acme"), override(2, 8, -3, None, made=-9, tenant="acme")]
-    assert told(History("acme", [version(1, day(-30), 1, 2)], [], overrides))[0][:2] == ("override", 7)
+    assert entries(History("acme", [version(1, day(-30), 1, 2)], [], overrides))[0][:2] == ("override", 7)
 
 
 DAYS = st.integers(-5, 35)
@@ -99,13 +102,13 @@ OVERRIDES = st.lists(st.tuples(LIMITS, DAYS, st.one_of(st.none(), DAYS), DAYS, S
 
 
 @given(versions=VERSIONS, plans=PLANS, overrides=OVERRIDES, key=st.sampled_from([MAILS, "mails:tenant=acme,user=ann"]))
-def test_at_each_moment_it_is_the_limit_that_grants_are_made_by(
+def test_the_history_equals_the_limit_of_grants_at_each_moment(
     versions: list[tuple[int, int, int, str | None]],
     plans: list[tuple[int, str | None]],
     overrides: list[tuple[int, int, int | None, int, dict[str, str]]],
     key: str,
 ) -> None:
-    """One piece for each moment, none for what did not exist, and neighbours differ."""
+    """Check that each moment has one entry, that none precedes the document, and that neighbours differ."""
     history = History(
         "acme",
         [version(n, day(at), free, pro, to) for n, (at, free, pro, to) in enumerate(sorted(versions, key=_first), 1)],
@@ -127,7 +130,7 @@ def _first(event: tuple[int, ...] | tuple[int, str | None] | tuple[int, int, int
 
 
 def _expected(history: History, key: str, moment: datetime) -> list[int]:
-    """As an exchange would read the catalogue at that moment."""
+    """Return the limit that an exchange would read from the catalogue at that moment."""
     at = [each for each in history.versions if each.at <= moment]
     if not at:
         return []

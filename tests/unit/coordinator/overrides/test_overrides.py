@@ -1,4 +1,4 @@
-"""Coordinator and agents judge an override alike, at every moment of its life."""
+"""Coordinator and agents apply an override alike, at every moment of its life."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -39,7 +39,7 @@ TERMS = st.builds(
 
 
 def naive(terms: list[OverrideTerm], subject: dict[str, str], age_ms: int) -> int:
-    """Of those in force that say nothing else of the subject: the one that says most, the last of them."""
+    """Return the limit of the override in force that names most fields of the subject, or the last of equals."""
     limit: Any = 10
     most = -1
     for term in terms:
@@ -53,7 +53,7 @@ def naive(terms: list[OverrideTerm], subject: dict[str, str], age_ms: int) -> in
 
 
 def _rank(said: Any) -> int:
-    """Of two subjects with as many fields, the one whose fields come first in the alphabet."""
+    """Prefer, of two subjects with equally many fields, the one whose fields come first in the alphabet."""
     return 2 * len(said) + ("tenant" in said and len(said) == 1)
 
 
@@ -72,7 +72,7 @@ def test_both_sides_give_the_limit_that_the_rule_gives(
 
 
 @given(st.lists(TERMS, max_size=6), VALUES, VALUES)
-def test_nothing_changes_but_at_an_edge(terms: list[OverrideTerm], tenant: str, user: str) -> None:
+def test_limits_change_only_when_an_override_begins_or_ends(terms: list[OverrideTerm], tenant: str, user: str) -> None:
     bundle = PolicyBundle(version=1, document=DOCUMENT, subscriptions={}, weight=1, total_weight=1, overrides=terms)
     subject = {"tenant": tenant, "user": user}
     limits = [naive(terms, subject, age_ms) for age_ms in range(12)]
@@ -80,8 +80,8 @@ def test_nothing_changes_but_at_an_edge(terms: list[OverrideTerm], tenant: str, 
     assert changed <= set(edges_ms(bundle))
 
 
-def test_nothing_is_given_ahead_by_an_override() -> None:
-    """Of the next period: the override may be over when that begins."""
+def test_an_override_grants_nothing_ahead() -> None:
+    """The override may have ended when the next period begins."""
     key, terms = "exports:user=a,tenant=b", LeaseTerms(lease_ms=60_000)
     almost = datetime(2026, 11, 30, 23, 59, 59, tzinfo=UTC)
     periods = []
@@ -94,7 +94,7 @@ def test_nothing_is_given_ahead_by_an_override() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["tenant", "user", "ip", "route"]), VALUES))
-def test_every_wider_subject_is_asked_for_once_the_narrowest_first(subject: dict[str, str]) -> None:
+def test_each_wider_subject_is_looked_up_once_narrowest_first(subject: dict[str, str]) -> None:
     keys = wider_keys(quota_key("exports", list(subject.items())))
     assert (keys[0], keys[-1], len(set(keys))) == (subject_key("exports", subject), "exports:", 2 ** len(subject))
     sizes = [len(parse_quota_key(key)[1]) for key in keys]

@@ -1,4 +1,4 @@
-"""What comes late for a closed period, in the correction that is open for it."""
+"""Late usage of a closed period goes to the correction that is open for it."""
 
 from datetime import timedelta
 
@@ -11,8 +11,10 @@ from tests.unit.coordinator.exchange.test_balances import KEY, NOW, frozen_lease
 LATE_DAYS = 30
 
 
-def test_what_comes_for_a_correction_in_quarantine_waits_for_people_too() -> None:
-    """Even if it is right by itself: what was said before was not, and only the totals tell how it ends."""
+def test_later_reports_for_a_quarantined_correction_wait_for_people_too() -> None:
+    """Quarantine the report even if it is consistent by itself: an earlier one was not, and only the totals show how it
+    ends.
+    """
     lease, open_key = new_lease("us-east", 1, LeaseState.CLOSED), Key(KEY.quota, "2026-12")
     lease.granted = lease.suspense_carried_out = 10
     pool = Pool(open_key, suspense_carried_in=10, suspense_carried=10)

@@ -1,4 +1,4 @@
-"""A head covers everything that is billed: change any of it, and the head is another one."""
+"""A head covers everything that is billed, so any change of that gives another head."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ def report(*transfers: Transfer, region: str = "us-east", epoch: int = 1, lane: 
 
 
 def test_the_format_is_fixed() -> None:
-    """Changing it would break every chain there is: then old heads need their old format kept."""
+    """Check the bytes of a head, because a new format invalidates existing chains."""
     usage = [0, 0, "exports:tenant=acme", "2026-11", "2026-11", "outstanding", "consumed", 7, "usage"]
     minute_us = 29_891_520 * 60_000_000
     noon_us = int(NOON.timestamp()) * 1_000_000
@@ -77,7 +77,7 @@ def test_every_billed_field_counts(changed: Transfer) -> None:
         lambda: head(report(TRANSFER, TRANSFER)),
     ],
 )
-def test_so_does_the_report_and_what_came_before(other: Callable[[], bytes]) -> None:
+def test_the_report_and_the_previous_head_count_too(other: Callable[[], bytes]) -> None:
     assert other() != head(report(TRANSFER))
 
 

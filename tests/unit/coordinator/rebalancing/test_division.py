@@ -1,4 +1,4 @@
-"""What people divided is kept: floors, ceilings, pins and what is on its way, for any pool and whoever asks."""
+"""Floors, ceilings, pins and moves are kept, for any pool and any demand."""
 
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -46,7 +46,7 @@ divisions = st.fixed_dictionaries(dict.fromkeys(REGIONS, parts)).map(Division)
 
 
 class Table:
-    """One pool and a lease of it in each region, and a hand that books."""
+    """A pool with a lease in each region, for which transfers are posted."""
 
     def __init__(self, division: Division, limit: int = LIMIT) -> None:
         self.division, self.limit = division, limit
@@ -101,7 +101,7 @@ def play(table: Table, history: list[tuple[str, str, int]]) -> None:
 
 
 @given(divisions, steps)
-def test_a_ceiling_is_never_passed_and_what_weighs_nothing_gets_nothing(
+def test_a_ceiling_is_never_passed_and_weight_zero_gets_nothing(
     division: Division, history: list[tuple[str, str, int]]
 ) -> None:
     table = Table(division)
@@ -111,7 +111,7 @@ def test_a_ceiling_is_never_passed_and_what_weighs_nothing_gets_nothing(
 
 
 @given(divisions, steps)
-def test_a_floor_is_there_for_its_region_whatever_others_ask(
+def test_a_floor_is_kept_for_its_region_whatever_others_demand(
     division: Division, history: list[tuple[str, str, int]]
 ) -> None:
     table = Table(division)
@@ -133,7 +133,7 @@ def test_a_pin_is_kept_exactly(pin: int, history: list[tuple[str, str, int]]) ->
 
 
 @given(st.lists(amounts, min_size=3, max_size=3), st.integers(0, LIMIT))
-def test_floors_are_never_more_together_than_there_is(floors: list[int], funded: int) -> None:
+def test_floors_never_add_up_to_more_than_the_pool(floors: list[int], funded: int) -> None:
     division = Division({region: Part(1, floor) for region, floor in zip(REGIONS, floors, strict=True)})
     kept = division.floors(funded)
     assert sum(kept.values()) <= max(funded, 0)
@@ -142,8 +142,8 @@ def test_floors_are_never_more_together_than_there_is(floors: list[int], funded:
         assert sum(kept.values()) == sum(floors)
 
 
-def test_a_limit_below_the_floors_blocks_nobody() -> None:
-    """Each would be kept out by what is kept for the others."""
+def test_a_limit_below_the_floors_blocks_no_region() -> None:
+    """Check that floors of other regions do not keep every region out."""
     table = Table(Division({region: Part(1, 400) for region in REGIONS}), limit=90)
     for region in REGIONS:
         table.ask(region, waiting=90)
@@ -151,7 +151,7 @@ def test_a_limit_below_the_floors_blocks_nobody() -> None:
 
 
 @given(steps)
-def test_where_nobody_said_anything_demand_alone_decides(history: list[tuple[str, str, int]]) -> None:
+def test_demand_alone_decides_without_settings(history: list[tuple[str, str, int]]) -> None:
     plain, weighed = (Table(Division({region: Part(weight) for region in REGIONS})) for weight in (1, 7))
     play(plain, history)
     play(weighed, history)
@@ -160,13 +160,13 @@ def test_where_nobody_said_anything_demand_alone_decides(history: list[tuple[str
 
 
 @given(st.integers(0, 50), st.integers(0, 50))
-def test_whose_demand_counts_more_gets_more_of_what_is_scarce(weight: int, more: int) -> None:
+def test_a_region_of_higher_weight_gets_more_of_a_scarce_pool(weight: int, more: int) -> None:
     assert granted_of_the_last(weight + more) >= granted_of_the_last(weight)
     assert granted_of_the_last(4) > granted_of_the_last(1) > 0
 
 
 def granted_of_the_last(weight: int) -> int:
-    """All regions want the same of 400 units."""
+    """Divide 400 units among regions that want the same."""
     table = Table(Division({"us-east": Part(weight), "eu-west": Part(), "ap-south": Part()}))
     table.ask("eu-west", waiting=600)
     for lease in table.leases:
@@ -178,7 +178,7 @@ def granted_of_the_last(weight: int) -> int:
 # --- refusals and recalls ---------------------------------------------------------------------------------------------
 
 
-def test_who_has_all_that_it_may_have_is_told_so_and_nobody_is_asked_to_give_back() -> None:
+def test_a_region_at_its_ceiling_is_refused_and_nothing_is_recalled_for_it() -> None:
     table = Table(Division({"us-east": Part(1, 0, 50), "eu-west": Part(), "ap-south": Part()}))
     table.ask("eu-west", waiting=900)
     assert table.ask("us-east", waiting=60) is GrantRefusal.EXHAUSTED
@@ -186,7 +186,7 @@ def test_who_has_all_that_it_may_have_is_told_so_and_nobody_is_asked_to_give_bac
     assert recall_signals(table.lease("us-east"), table.shelf("us-east"), 100, NOW) == []
 
 
-def test_what_a_floor_keeps_is_not_asked_back_for_others() -> None:
+def test_units_of_a_floor_are_not_recalled_for_others() -> None:
     table = Table(Division({"us-east": Part(1, 300), "eu-west": Part(), "ap-south": Part()}))
     table.ask("us-east", waiting=320)
     table.ask("eu-west", waiting=680)
@@ -202,8 +202,8 @@ def test_what_a_floor_keeps_is_not_asked_back_for_others() -> None:
 
 
 @pytest.mark.parametrize(("holds", "keep"), [(2_000, 300), (400, 200), (7, 3), (1, 0)])
-def test_when_nothing_is_left_a_region_keeps_what_it_needs_but_never_more_than_half(holds: int, keep: int) -> None:
-    """It may have needed it a while ago: asked again and again, it keeps nothing."""
+def test_a_region_keeps_what_it_needs_of_an_empty_pool_but_at_most_half(holds: int, keep: int) -> None:
+    """Each region keeps at most half per recall, so repeated recalls of outdated demand leave it nothing."""
     table = Table(Division({region: Part() for region in REGIONS}), holds)
     table.ask("us-east", demand_milli=1_000_000, waiting=holds)
     table.ask("ap-south", waiting=5)
@@ -211,8 +211,8 @@ def test_when_nothing_is_left_a_region_keeps_what_it_needs_but_never_more_than_h
     assert (notice.region, notice.signal.keep) == ("us-east", keep)
 
 
-def test_all_are_asked_once_for_those_who_begin_to_wait_together() -> None:
-    """Each of fifty regions that found nothing left asked all others for the same units again."""
+def test_regions_that_start_to_wait_together_cause_one_recall() -> None:
+    """Fifty regions that found nothing left used to recall the same units fifty times."""
     table = Table(Division({region: Part() for region in REGIONS}))
     table.ask("us-east", waiting=LIMIT)
     table.ask("ap-south", waiting=5)
@@ -235,7 +235,7 @@ def test_used_units_count_towards_a_floor() -> None:
 
 @pytest.mark.parametrize("gone", [{}, {"us-east": Part(0)}])
 def test_nothing_is_pushed_to_a_region_that_drains(gone: dict[str, Part]) -> None:
-    """It said that requests wait there, and began to drain before anything came free."""
+    """The region reported waiting requests, and began to drain before units became available."""
     table = Table(Division(dict.fromkeys(REGIONS, Part())))
     table.ask("eu-west", waiting=LIMIT)
     table.ask("us-east", waiting=20)
@@ -250,7 +250,9 @@ def test_nothing_is_pushed_to_a_region_that_drains(gone: dict[str, Part]) -> Non
 
 
 @given(st.integers(1, 500), steps)
-def test_what_is_on_its_way_is_nobody_elses(units: int, history: list[tuple[str, str, int]]) -> None:
+def test_units_that_are_being_moved_are_reserved_for_their_region(
+    units: int, history: list[tuple[str, str, int]]
+) -> None:
     move = Move(ID, 1, KEY, "us-east", "ap-south", units)
     table = Table(Division(dict.fromkeys(REGIONS, Part()), [move]))
     for what, region, number in history:
@@ -263,7 +265,7 @@ def test_what_is_on_its_way_is_nobody_elses(units: int, history: list[tuple[str,
             assert not move.travelling
 
 
-def test_a_move_takes_what_came_back_and_no_more_than_it_is_of() -> None:
+def test_a_move_takes_returned_units_up_to_its_amount() -> None:
     first, second = (Move(ID, number, KEY, "us-east", "ap-south", 30) for number in (1, 2))
     elsewhere = Move(ID, 3, KEY, "eu-west", None, 5)
     table = Table(Division(dict.fromkeys(REGIONS, Part()), [first, second, elsewhere]))
@@ -280,7 +282,7 @@ def test_a_move_takes_what_came_back_and_no_more_than_it_is_of() -> None:
     assert (elsewhere.returned, elsewhere.travelling, elsewhere.is_complete) == (5, 0, True)
 
 
-def test_a_region_keeps_what_it_needs_before_a_grant_could_come() -> None:
+def test_a_region_keeps_what_it_needs_until_the_next_grant() -> None:
     lease = Lease(KEY, 1, "us-east", NOW, NOW, granted=100, outstanding=100, demand_milli=100_000)
     assert [kept_of_move(lease, units, NOW) for units in (0, 60, 90, 1000)] == [100, 40, 30, 30]
     assert kept_of_move(lease, 1000, NOW + timedelta(seconds=5)) == 15
@@ -291,7 +293,7 @@ def test_a_region_keeps_what_it_needs_before_a_grant_could_come() -> None:
 SHARES = {"us-east": RegionShare("active", 2), "eu-west": RegionShare("active", 1), "ap-south": RegionShare("down", 9)}
 
 
-def test_the_narrowest_setting_counts_word_by_word() -> None:
+def test_the_narrowest_setting_counts_field_by_field() -> None:
     settings = {
         "exports:": {"us-east": Setting(weight=5, floor=10), "eu-west": Setting(ceiling=70)},
         "exports:tenant=acme": {"us-east": Setting(floor=20)},
@@ -303,7 +305,7 @@ def test_the_narrowest_setting_counts_word_by_word() -> None:
     assert division.parts == {"us-east": Part(5, 20, None), "eu-west": Part(1, 0, 70)}
 
 
-def test_a_rates_setting_says_nothing_of_an_allowance() -> None:
+def test_the_setting_of_a_rate_does_not_affect_an_allowance() -> None:
     catalogue = Catalogue(
         1, {}, None, {}, SHARES, settings={"exports:": {"us-east": Setting(1, "5/second", "9/second")}}
     )
@@ -333,7 +335,7 @@ RATE = RateQuota(name="api", limit="100/second")
         (RATE, ["1/second"], {"us-east": Setting(1, "61/minute")}, [("settings", "floors")]),
     ],
 )
-def test_what_makes_no_sense_is_named(
+def test_invalid_settings_are_named(
     spec: Quota, limits: list[int | str], settings: dict[str, Setting], faults: list[tuple[str, str]]
 ) -> None:
     assert [(fault.field, fault.rule) for fault in faults_of_settings(spec, limits, settings)] == faults

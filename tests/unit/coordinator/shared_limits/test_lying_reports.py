@@ -1,4 +1,4 @@
-"""Whatever one region reports of a rate or of slots, the others keep their part by weight, and nothing overflows."""
+"""Whatever one region reports of a rate or of slots, the others keep their base shares, and nothing overflows."""
 
 import msgspec
 import pytest
@@ -37,7 +37,7 @@ def last_number(shared: Shared) -> int:
 
 
 def is_stored_and_said(shared: Shared, of: Terms, grant: Grant) -> None:
-    """As a coordinator writes and reads it, and within what a region may be told."""
+    """Check that a record survives its round trip and stays within what a region may report."""
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(shared), type=Shared) == shared
     assert all(0 <= number <= MAX_UNITS for number in grant[:5])
     assert all(0 <= milli <= MAX_UNITS for milli in beyond(shared, of))
@@ -49,34 +49,36 @@ def is_stored_and_said(shared: Shared, of: Terms, grant: Grant) -> None:
 def test_honest_regions_keep_their_parts_of_a_rate(
     sharing: Sharing, told: list[tuple[int, int, int, int, int]]
 ) -> None:
-    """Together: a lie takes no more than the part of the region that tells it. What one of the others had borrowed of
-    another, it gives back as always. With debts to pay back, adaptive ones keep three quarters.
+    """Check the sum of the honest shares: a false report may take only the base share of its own region.
+
+    Units that an honest region had borrowed return as always, and regions that pay back debts keep three quarters when
+    adaptive.
     """
     of, at_least = terms(sharing), 2 * SAFE if sharing is Sharing.STRICT else 2 * SAFE * 3 // 4 - SAFE // 8
     world = World(of)
     for name in HONEST:
         world.regions[name].demand_micro = LIMIT
-        world.talk(name, 1)
+        world.exchange(name, 1)
     for demand, number, rate, spent, pause_ms in told:
         named = last_number(world.shared) if number < 0 else number
         answer = share_out(world.shared, Report("b", demand, named, rate, spent), of, world.now_ms)
         is_stored_and_said(world.shared, of, answer.grant)
         for name in 3 * HONEST:
-            world.talk(name, 1)
+            world.exchange(name, 1)
         assert sum(world.rate_of(name) for name in HONEST) >= at_least
         world.pass_time(pause_ms)
         assert world.most_over <= of.worst
 
 
 def test_a_share_that_was_never_given_takes_nothing_from_the_others() -> None:
-    """One message was enough to bring them to nothing."""
+    """A single message used to bring the others to nothing."""
     world = World(terms(Sharing.ADAPTIVE))
     for name in HONEST:
         world.regions[name].demand_micro = LIMIT
     for _ in range(12):
         share_out(world.shared, Report("b", MAX_UNITS, 123, MAX_UNITS, MAX_UNITS), world.terms, world.now_ms)
         for name in HONEST:
-            world.talk(name, 1)
+            world.exchange(name, 1)
         world.pass_time(2_000)
     assert min(world.rate_of(name) for name in HONEST) >= SAFE - SAFE // 1_000
     assert world.shared.most_debt <= world.terms.worst
@@ -98,7 +100,7 @@ slot_terms = terms_of_slots(SLOTS, 60_000, {name: Weighed(1) for name in NAMES})
 
 
 class Slots:
-    """Two regions that want more slots than there are, and take what they are given."""
+    """Let two regions want more slots than there are and take what they are granted."""
 
     def __init__(self, now_ms: int) -> None:
         self.shared = Shared(0, 0)
@@ -106,7 +108,7 @@ class Slots:
         self.held = dict.fromkeys(HONEST, SLOTS // 3)
         self.numbers = dict.fromkeys(HONEST, 0)
 
-    def talk(self) -> None:
+    def exchange(self) -> None:
         for name in HONEST:
             held_micro = self.held[name] * SLOT_MICRO
             report = Report(name, SLOTS * SLOT_MICRO, self.numbers[name], held_micro, 0, epoch=1)
@@ -122,23 +124,23 @@ class Slots:
 @settings(max_examples=150)
 @given(told=st.lists(st.tuples(numbers, numbers | st.just(-1), numbers, numbers, numbers, pauses_ms), max_size=30))
 def test_honest_regions_keep_their_slots(told: list[tuple[int, int, int, int, int, int]]) -> None:
-    """Of a key whose reports are remembered for long enough to know what was given."""
+    """Report a key whose reports are kept for long enough to know what was granted."""
     slots = Slots(slot_terms.longest_ms)
-    slots.talk()
+    slots.exchange()
     for demand, number, held, epoch, lost_ms, pause_ms in told:
         answer = slots.lie(demand, number, held, epoch, lost_ms)
         is_stored_and_said(slots.shared, slot_terms, answer.grant)
         for _ in range(3):
-            slots.talk()
+            slots.exchange()
         assert sum(slots.held.values()) >= SLOTS - SLOTS // 3
         slots.now_ms += pause_ms
 
 
-def test_a_debt_is_published_as_no_more_than_it_can_be() -> None:
+def test_a_published_debt_is_bounded() -> None:
     world = World(terms(Sharing.ADAPTIVE))
     for second in range(60):
         lie = Report("b", MAX_UNITS, world.now_ms + second, MAX_UNITS, 0)
         share_out(world.shared, lie, world.terms, world.now_ms)
-        world.talk("a", 1)
+        world.exchange("a", 1)
         world.pass_time(1_000)
     assert beyond(world.shared, world.terms).overshoot_milli <= LIMIT * 1_000 * 1_000 // PARTS

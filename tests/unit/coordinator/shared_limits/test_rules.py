@@ -1,4 +1,4 @@
-"""Shares of a rate: what each region gets, and what all of them may be using at any moment."""
+"""Shares of a rate are fair, and at any moment add up to no more than the worst case."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ members = st.builds(lambda weight, floor, more: Member(weight, floor, floor + mo
 
 
 @given(rates, st.lists(bounds, min_size=1, max_size=8))
-def test_filled_is_what_there_is_and_within_its_bounds(limit: int, asked: list[Bound]) -> None:
+def test_filled_shares_add_up_to_the_limit_within_their_bounds(limit: int, asked: list[Bound]) -> None:
     filled = fill(limit, asked)
     assert sum(filled) <= max(limit, 0)
     if sum(each.low for each in asked) <= limit:
@@ -52,10 +52,10 @@ def test_filled_is_what_there_is_and_within_its_bounds(limit: int, asked: list[B
 
 
 @given(rates, st.lists(st.tuples(members, rates), min_size=1, max_size=8))
-def test_nobody_has_less_than_it_wants_while_another_of_its_weight_has_more(
-    limit: int, asked: list[tuple[Member, int]]
-) -> None:
-    """Fair: whoever is short stands at the level of all, and nobody who wants more than it gets stands above it."""
+def test_no_region_is_short_while_another_of_its_weight_has_more(limit: int, asked: list[tuple[Member, int]]) -> None:
+    """Check fairness: each region that is short stands at the common level, and none that wants more than it gets above
+    it.
+    """
     shares = fair_shares(limit, [member for member, _ in asked], [demand for _, demand in asked])
     for (member, demand), share in zip(asked, shares, strict=True):
         short = share < min(demand, member.ceiling_micro) - len(asked)
@@ -67,7 +67,7 @@ def test_nobody_has_less_than_it_wants_while_another_of_its_weight_has_more(
 
 
 @given(rates, st.lists(st.tuples(st.integers(1, 1000), rates), min_size=1, max_size=8), st.data())
-def test_who_wants_more_gets_no_less_and_nobody_else_gets_more(
+def test_higher_demand_gives_no_smaller_share_and_no_other_a_larger_one(
     limit: int, asked: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     place, more = data.draw(st.integers(0, len(asked) - 1)), data.draw(rates)
@@ -85,13 +85,13 @@ def test_who_wants_more_gets_no_less_and_nobody_else_gets_more(
     [
         ([0, 0, 0], [30, 30, 30]),  # nobody wants anything: each has its base share
         ([90, 90, 90], [30, 30, 30]),
-        ([10, 90, 90], [10, 40, 40]),  # what one does not want goes to the others
+        ([10, 90, 90], [10, 40, 40]),  # units that one region does not want go to the others
         ([10, 20, 900], [10, 20, 60]),
-        ([10, 20, 30], [30, 30, 30]),  # what nobody wants is lent out as well, to whoever has least
+        ([10, 20, 30], [30, 30, 30]),  # unwanted units are lent out as well, to the smallest share
         ([0, 0, 50], [20, 20, 50]),
     ],
 )
-def test_of_ninety_between_three(demands: list[int], shares: list[int]) -> None:
+def test_ninety_units_between_three_regions(demands: list[int], shares: list[int]) -> None:
     assert fair_shares(90, [Member(1)] * 3, demands) == shares
 
 
@@ -142,7 +142,7 @@ def test_adaptive_gives_at_once_and_for_a_second_only() -> None:
     assert say(shared, "c", 90, 250, of, grants["c"].number, 90).rate_micro > 60_000_000
 
 
-def test_who_could_give_something_up_is_asked_and_not_again_at_once() -> None:
+def test_a_region_with_spare_units_is_signalled_once() -> None:
     of, shared = terms(Sharing.ADAPTIVE), Shared(0, 0)
     of_c = Report("c", LIMIT, 0, LIMIT // 3)
     assert share_out(shared, of_c, of, 1000).asked == ["a", "b"]
@@ -152,7 +152,7 @@ def test_who_could_give_something_up_is_asked_and_not_again_at_once() -> None:
     assert share_out(quiet, of_c._replace(demand_micro=20_000_000), of, 1000).asked == [], "its base share is enough"
 
 
-def test_what_was_forgotten_lets_nobody_grow_until_all_have_spoken() -> None:
+def test_no_share_grows_after_data_loss_until_all_regions_have_reported() -> None:
     of = terms()
     shared = Shared(0, 0)
     assert say(shared, "a", 0, 0, of, number=7, rate=0).rate_micro == 0, "what it had given up may be another's"
@@ -160,7 +160,7 @@ def test_what_was_forgotten_lets_nobody_grow_until_all_have_spoken() -> None:
     assert say(shared, "a", 30, LONGEST_MS + 11, of, number=7, rate=0).rate_micro == 30_000_000, "it is over by now"
 
 
-def test_the_debt_is_paid_back() -> None:
+def test_a_debt_is_paid_back() -> None:
     of = terms(Sharing.ADAPTIVE)
     shared, told = all_said(of, 90, 90, 90)
     shared.debt = shared.balance = LIMIT * PAID_BACK_IN_MS // 10
@@ -177,7 +177,7 @@ def test_the_debt_is_paid_back() -> None:
     assert given[-1] > LIMIT - LIMIT // 100
 
 
-def test_what_was_not_used_is_no_debt() -> None:
+def test_unused_units_are_no_debt() -> None:
     of = terms(Sharing.ADAPTIVE)
     shared, grants = all_said(of, 0, 0, 90)
     count(shared, of, 200)
@@ -191,8 +191,8 @@ def test_what_was_not_used_is_no_debt() -> None:
     assert shared.debt == owed, "the same report again says nothing of what was used since"
 
 
-def test_what_lies_in_a_bucket_is_not_lost() -> None:
-    """Used later, it was never counted again: a region that used its share by fits and starts owed next to nothing."""
+def test_units_in_a_bucket_are_counted() -> None:
+    """Units in a bucket that were used later used to be left out: a region with bursts owed next to nothing."""
     of = terms_of(LIMIT, Sharing.ADAPTIVE, dict.fromkeys(NAMES, Member(1)), burst=6)
     shared, grants = all_said(of, 0, 0, 90)
     told, spent = grants["a"], 0
@@ -203,7 +203,7 @@ def test_what_lies_in_a_bucket_is_not_lost() -> None:
     assert shared.debt == 4 * 60_000_000 * 200 - 2 * PARTS, "two were in the bucket before, and are of the burst"
 
 
-def test_what_nobody_held_is_remembered_and_no_more_than_a_tenth_of_the_worst_case() -> None:
+def test_unused_capacity_is_kept_up_to_a_tenth_of_the_worst_case() -> None:
     of = terms(Sharing.ADAPTIVE)
     shared, told = all_said(of, 90, 90, 90)
     for name in NAMES:
@@ -214,7 +214,7 @@ def test_what_nobody_held_is_remembered_and_no_more_than_a_tenth_of_the_worst_ca
     assert shared.balance == -of.worst // CARRIED
 
 
-def test_what_nobody_held_is_given_out_later_and_never_strictly() -> None:
+def test_unused_capacity_is_granted_later_but_never_under_strict() -> None:
     of = terms(Sharing.ADAPTIVE)
     shared, told = all_said(of, 90, 90, 90)
     shared.balance = -of.worst // CARRIED
@@ -229,7 +229,7 @@ def test_what_nobody_held_is_given_out_later_and_never_strictly() -> None:
     assert shared.balance == 0, "strictly, nothing is ever carried over"
 
 
-def test_who_could_take_what_another_gives_up_is_asked_to_come() -> None:
+def test_a_region_that_could_take_spare_units_is_signalled() -> None:
     of = terms()
     shared, told = all_said(of, 30, 90, 90)
     given_up = Report("a", 0, told["a"].number, 0)
@@ -237,16 +237,16 @@ def test_who_could_take_what_another_gives_up_is_asked_to_come() -> None:
     assert share_out(shared, given_up, of, 2001).asked == [], "they are coming"
 
 
-def test_more_is_never_given_ahead_than_fits_beside_what_lasts_longer() -> None:
-    """What is carried over is given for eight seconds; all that is given meanwhile for one is owed beside it."""
+def test_grants_ahead_fit_into_what_longer_grants_leave() -> None:
+    """Unused capacity is granted for eight seconds; all that is granted meanwhile for a second is owed as well."""
     of = terms(Sharing.ADAPTIVE)
     world = agreed(Sharing.ADAPTIVE, a=900, b=900, c=0)
     world.shared.balance = -of.worst // CARRIED
     world.regions["c"].demand_micro = 2 * LIMIT
     for name in "ab":
-        world.talk(name, 1)
+        world.exchange(name, 1)
     for pause_ms in (1, 300, 900, 900, 900, 6_000):
-        world.talk("c", 1)
+        world.exchange("c", 1)
         world.pass_time(pause_ms)
         assert world.most_over <= of.worst
         assert world.shared.most_debt <= of.worst
@@ -257,18 +257,18 @@ def test_more_is_never_given_ahead_than_fits_beside_what_lasts_longer() -> None:
 
 @dataclass
 class Region:
-    """A region's store and what is on its way, to it and from it."""
+    """A region's store and the messages on their way to it and from it."""
 
     share: StoredShare = field(default_factory=StoredShare)
     demand_micro: int = 0
     is_contended: bool = False
-    spent: int = 0  # since it told of it, in thousand-millionths of a unit
+    spent: int = 0  # since its last report, in nano-units
     told: int = 0  # units
 
 
 @dataclass
 class World:
-    """Time in ms for all, in which region clocks may be behind by what their requests took on the way."""
+    """A simulation with one time in ms, in which clocks of regions lag by the time that their requests took."""
 
     terms: Terms
     shared: Shared = field(default_factory=lambda: Shared(0, 0))
@@ -287,7 +287,9 @@ class World:
         return sum(map(self.rate_of, self.regions))
 
     def pass_time(self, elapsed_ms: int) -> None:
-        """All use what they want of what they may: what that is beyond the limit, and never paid back, is kept."""
+        """Let all regions use what they want of what they may, and keep the excess over the limit that was never paid
+        back.
+        """
         end_ms = self.now_ms + elapsed_ms
         for edge_ms in [*self._edges(end_ms), end_ms]:
             lasted_ms, used_micro = edge_ms - self.now_ms, 0
@@ -311,7 +313,7 @@ class World:
         if kept < rate and region.share.number_at(self.now_ms * 1000):
             region.share = region.share.lowered(kept)
         number = region.share.number_at(self.now_ms * 1000)
-        region.told, region.spent = region.told - -region.spent // PARTS, 0  # whole units, and never too few
+        region.told, region.spent = region.told - -region.spent // PARTS, 0  # whole units, rounded up
         self.reports.append((Report(name, region.demand_micro, number, self.rate_of(name), region.told), self.now_ms))
 
     def decide(self, place: int, keep: bool) -> None:
@@ -326,8 +328,8 @@ class World:
         region.share = region.share.replaced_by(told, sent_us, self.now_ms * 1000)
         region.is_contended = grant.is_contended
 
-    def talk(self, name: str, there_ms: int) -> None:
-        """As it mostly goes: there and back."""
+    def exchange(self, name: str, there_ms: int) -> None:
+        """Exchange without loss or delay."""
         self.report(name)
         self.pass_time(there_ms)
         self.decide(len(self.reports) - 1, keep=False)
@@ -336,27 +338,27 @@ class World:
 
 
 def agreed(sharing: Sharing, **demands: int) -> World:
-    """All regions want that for so long that it is settled who has what."""
+    """Let all regions want that for long enough that their shares settle."""
     world = World(terms(sharing))
     for name, demand in demands.items():
         world.regions[name].demand_micro = demand * 1_000_000
     for _ in range(20):
         for name in NAMES:
-            world.talk(name, 1)
+            world.exchange(name, 1)
         world.pass_time(250)
     return world
 
 
 @pytest.mark.parametrize("pause_ms", [60, 250, 700, 999])
 @pytest.mark.parametrize("speaking", ["bc", "b"])
-def test_whoever_falls_silent_the_worst_case_is_never_passed(speaking: str, pause_ms: int) -> None:
+def test_the_worst_case_holds_whichever_region_falls_silent(speaking: str, pause_ms: int) -> None:
     world = agreed(Sharing.ADAPTIVE, a=900, b=0, c=0)
     assert world.rate_of("a") > LIMIT - LIMIT // 100
     world.most_over = world.admitted_over = 0
     for name in ("b", "c"):
         world.regions[name].demand_micro = 2 * LIMIT
     for step in range(12_000 // pause_ms):
-        world.talk(speaking[step % len(speaking)], 1)
+        world.exchange(speaking[step % len(speaking)], 1)
         world.pass_time(pause_ms)
         assert world.most_over <= world.terms.worst, step
         assert world.shared.most_debt <= world.terms.worst, step
@@ -364,64 +366,64 @@ def test_whoever_falls_silent_the_worst_case_is_never_passed(speaking: str, paus
 
 
 @pytest.mark.parametrize("there_ms", [1, 150, 300, 500])
-def test_what_was_given_ahead_counts_until_it_is_over_also_when_more_is_given_ahead(there_ms: int) -> None:
+def test_a_grant_ahead_counts_until_it_ends_even_if_another_follows(there_ms: int) -> None:
     world = World(terms(Sharing.ADAPTIVE))
-    world.talk("a", 1)
-    world.talk("c", 1)
+    world.exchange("a", 1)
+    world.exchange("c", 1)
     world.regions["b"].demand_micro = LIMIT
     for pause_ms in (1, 999, 1):
-        world.talk("b", there_ms)
+        world.exchange("b", there_ms)
         world.pass_time(pause_ms)
         assert world.shared.most_debt <= world.terms.worst
 
 
-def test_a_late_report_is_not_given_again_what_is_over() -> None:
-    """For a margin only, but beside all that is owed it was more than the worst case."""
+def test_a_late_report_does_not_renew_a_grant_that_ended() -> None:
+    """The renewed margin used to exceed the worst case together with what was owed."""
     named = {name: Member(weight) for name, weight in zip(NAMES, (2, 5, 1), strict=True)}
     world = World(terms_of(LIMIT, Sharing.ADAPTIVE, named))
     for name, there_ms in (("b", 300), ("c", 300), ("c", 100)):
-        world.talk(name, there_ms)
+        world.exchange(name, there_ms)
         world.pass_time(41_000 if name == "b" else 0)
     world.regions["c"].demand_micro = 10 * LIMIT
     for name, there_ms in (("b", 300), ("c", 1), ("a", 300), ("c", 300), ("c", 300)):
-        world.talk(name, there_ms)
+        world.exchange(name, there_ms)
     world.report("c")
     world.pass_time(2000)
     world.decide(0, keep=False)
     world.pass_time(8000)
-    world.talk("c", 1)
+    world.exchange("c", 1)
     assert world.shared.most_debt <= world.terms.worst
     assert world.most_over <= world.terms.worst
 
 
 @pytest.mark.parametrize("silent_from_s", [20, 30, 33, 34, 35, 39, 60])
-def test_who_was_cut_off_has_its_safe_share_again_and_nobody_else_has_it_then(silent_from_s: int) -> None:
-    """Also where the borrower falls silent as well, just before."""
+def test_a_region_cut_off_gets_its_safe_share_back_and_no_other_has_it(silent_from_s: int) -> None:
+    """This also holds if the borrower falls silent just before."""
     world = agreed(Sharing.STRICT, a=0, b=900, c=0)
     assert (world.rate_of("a"), world.rate_of("b")) == (0, LIMIT)
     world.regions["a"].demand_micro = LIMIT
     for second in range(120):
         for name in ("b", "c") if second < silent_from_s else ():
-            world.talk(name, 1)
+            world.exchange(name, 1)
         world.pass_time(1000)
         assert not world.most_over, second
     assert world.rate_of("a") == LIMIT // 3
 
 
-def test_what_was_forgotten_is_not_taken_for_owed() -> None:
-    """One region's share, beside the base shares of those that have not spoken yet, is more than the limit."""
+def test_data_loss_does_not_create_debts() -> None:
+    """One region's share and the safe shares of regions that have not reported yet add up to more than the limit."""
     world = agreed(Sharing.STRICT, a=40, b=0, c=0)
     world.report("a")
     world.shared = Shared(world.now_ms, world.now_ms)
-    world.talk("a", 1)
+    world.exchange("a", 1)
     world.decide(0, keep=False)
-    world.talk("b", 1)
+    world.exchange("b", 1)
     assert world.shared.most_debt == 0
     assert not world.most_over
 
 
 class Sharings(RuleBasedStateMachine):
-    """Reports and replies are lost, doubled and late in any order; a coordinator forgets; demand goes as it likes."""
+    """Reports and replies are lost, doubled and reordered, the coordinator loses its data, and demand varies freely."""
 
     sharing = Sharing.STRICT
     world: World
@@ -444,8 +446,8 @@ class Sharings(RuleBasedStateMachine):
         self.world.report(name)
 
     @rule(name=st.sampled_from(NAMES), there_ms=st.sampled_from([1, 100, 300]))
-    def talk(self, name: str, there_ms: int) -> None:
-        self.world.talk(name, there_ms)
+    def exchange(self, name: str, there_ms: int) -> None:
+        self.world.exchange(name, there_ms)
 
     @precondition(lambda self: self.world.reports)
     @rule(place=st.integers(0, 99), keep=st.booleans())
@@ -466,7 +468,7 @@ class Sharings(RuleBasedStateMachine):
     @precondition(lambda self: self.sharing is Sharing.STRICT)
     @rule()
     def forget(self) -> None:
-        """The database lost what is no ledger, and with it whoever was about to answer."""
+        """Delete the coordinator's unlogged rows, and with them every reply in progress."""
         self.world.shared = Shared(self.world.now_ms, self.world.now_ms)
         self.world.replies.clear()
 
@@ -486,11 +488,11 @@ class AdaptiveSharings(Sharings):
 
 TestStrict = Sharings.TestCase
 TestAdaptive = AdaptiveSharings.TestCase
-# A history that fails is short as it is, and shrinking one takes minutes.
+# A failing history is short already, and shrinking one takes minutes.
 TestStrict.settings = TestAdaptive.settings = settings(
     max_examples=150, stateful_step_count=40, phases=[Phase.explicit, Phase.reuse, Phase.generate]
 )
 
 
-def test_two_copies_of_a_fact() -> None:
+def test_coordinator_and_agent_have_the_same_constants() -> None:
     assert (KEPT_MS, LATEST_REPLY_MS) == (regional.KEPT_MS, regional.LATEST_REPLY_MS)

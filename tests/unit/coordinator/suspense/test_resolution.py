@@ -1,4 +1,4 @@
-"""What becomes of a lease when people end its quarantine."""
+"""Ending a quarantine settles its lease."""
 
 from uuid import uuid4
 
@@ -12,7 +12,7 @@ from tests.unit.coordinator.exchange.test_balances import KEY, NOW, new_lease
 
 
 def in_quarantine() -> tuple[Pool, Lease]:
-    """Of ten units, the region says, four were used and three given back."""
+    """Report four of ten units as used and three as returned."""
     pool, lease = Pool(KEY), new_lease("us-east", 1)
     entry = movement(lease, "a test")
     post(entry, pool, None, Account.FUNDING, Account.UNALLOCATED, 10, Cause.FUNDED)
@@ -26,12 +26,12 @@ def in_quarantine() -> tuple[Pool, Lease]:
     [
         (EpochEnd(EpochState.CURRENT, False), LeaseState.EXPIRED, 3),
         (EpochEnd(EpochState.FENCED, False), LeaseState.FENCED, 3),
-        (EpochEnd(EpochState.FENCED, True), LeaseState.LOST, 0),  # what it gave back may have been spent as well
+        (EpochEnd(EpochState.FENCED, True), LeaseState.LOST, 0),  # the returned units may have been spent as well
         (EpochEnd(EpochState.RETIRED, True), LeaseState.RETIRED, 0),
     ],
 )
-def test_a_quarantine_of_an_epoch_that_is_over_ends_as_that_did(epoch: EpochEnd, state: LeaseState, free: int) -> None:
-    """Else the lease would be good again, of a store that spends in another epoch by now."""
+def test_a_quarantine_of_an_ended_epoch_ends_as_the_epoch_did(epoch: EpochEnd, state: LeaseState, free: int) -> None:
+    """Otherwise the lease would become active again in a store that spends in another epoch by now."""
     pool, lease = in_quarantine()
     terms = propose(lease, ResolutionKind.UNATTRIBUTED, 0)
     assert isinstance(terms, Terms)

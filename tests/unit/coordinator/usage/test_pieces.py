@@ -1,4 +1,4 @@
-"""How a range of time is cut by a calendar: the sums of finance are only as right as these boundaries."""
+"""A range of time is divided at the boundaries of a calendar, on which every sum of finance depends."""
 
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import pairwise
@@ -58,7 +58,7 @@ def test_a_day_without_midnight_begins_when_clocks_go_on() -> None:
     assert [after - before for before, after in pairwise(cuts)] == [24 * HOUR, 23 * HOUR]
 
 
-def test_a_day_that_never_was_is_no_piece() -> None:
+def test_a_skipped_day_is_no_piece() -> None:
     cuts = pieces("2011-12-29", "2012-01-01", Granularity.DAY, "Pacific/Apia")
     assert len(cuts) == 3  # the 29th and the 31st
 
@@ -89,7 +89,7 @@ def test_pieces_are_the_range_without_gap_or_overlap(
             assert local.month != before.month
 
 
-def test_what_would_be_too_many_pieces_is_refused() -> None:
+def test_a_range_with_too_many_pieces_is_refused() -> None:
     assert len(pieces("2026-01-01", "2026-02-01", Granularity.MINUTE)) == 31 * 24 * 60 + 1
     with pytest.raises(ValueError, match=str(MAX_BUCKETS)):
         pieces("2026-01-01", "2026-03-01", Granularity.MINUTE)
@@ -112,7 +112,7 @@ def test_the_month_around_now_is_the_month_of_the_zone() -> None:
         ("2026-11-18T09:30:00+05:45", "2026-11-18T03:45:00+00:00"),
     ],
 )
-def test_times_as_rfc_3339_has_them(text: str, utc: str) -> None:
+def test_rfc_3339_times_are_parsed(text: str, utc: str) -> None:
     assert instant(text).isoformat() == utc
 
 
@@ -124,7 +124,7 @@ def test_times_as_rfc_3339_has_them(text: str, utc: str) -> None:
         "2026",
         "2026-11",
         "20261118",
-        "2026-11-18T09:30:00",  # whose clock?
+        "2026-11-18T09:30:00",  # without a time zone
         "2026-11-18T09:30:00 01:00",  # a + that became a space
         "2026-11-18T09:30Z",
         "2026-02-30",

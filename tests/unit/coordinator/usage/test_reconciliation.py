@@ -1,4 +1,4 @@
-"""Books that were kept by the rules always agree; books that were not, never."""
+"""Reconciliation balances for every ledger kept by the rules and for no other."""
 
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -34,7 +34,7 @@ MOVES = (
 
 
 class Kept:
-    """One pool and the leases of two epochs, kept by `books.post`."""
+    """A pool and the leases of two epochs, posted through `books.post`."""
 
     def __init__(self) -> None:
         self.pool = Pool(KEY)
@@ -125,7 +125,7 @@ def test_no_movement_can_be_left_out_or_changed_unseen(books: Books, data: st.Da
 
 
 @given(kept(), st.integers(0, 1), st.sampled_from((-1, 1)))
-def test_a_region_that_counts_otherwise_drifts(books: Books, which: int, change: int) -> None:
+def test_a_region_that_reports_other_totals_drifts(books: Books, which: int, change: int) -> None:
     leases = list(books.leases)
     leases[which] = leases[which]._replace(region_consumed=leases[which].region_consumed + change)
     found = judged(books._replace(leases=leases))

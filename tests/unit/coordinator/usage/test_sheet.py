@@ -1,4 +1,4 @@
-"""No cell is a formula, and each can be had back."""
+"""No cell of a spreadsheet is a formula, and each text can be restored."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0")) | st.samp
 
 
 @given(TEXTS)
-def test_no_text_is_a_formula_and_each_is_had_back(text: str) -> None:
+def test_no_text_is_a_formula_and_each_can_be_restored(text: str) -> None:
     ((cell,),) = csv.reader(io.StringIO(csv_of([[text or "x"]]), newline=""))
     assert not cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
     assert restored(cell) == (text or "x")
@@ -26,7 +26,7 @@ def test_numbers_are_numbers_and_what_is_missing_is_empty() -> None:
 
 
 @given(TEXTS)
-def test_no_text_is_an_element(text: str) -> None:
+def test_no_text_is_markup(text: str) -> None:
     page = html_of(Sheet(text, {text: text}, [text], [[text]]))
     assert "<" not in page.partition("<h1>")[2].partition("</h1>")[0]
     assert page.count("<td>") == 1

@@ -1,4 +1,4 @@
-"""A trial balance and a pool are told of the same transfers, in two places of the code: they must agree."""
+"""A trial balance and a pool are computed from the same transfers by separate code, and must agree."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ MOVES = st.lists(st.tuples(st.sampled_from(ACCOUNTS), st.sampled_from(ACCOUNTS),
 
 
 @given(MOVES)
-def test_a_pool_is_what_its_transfers_add_up_to(moves: list[tuple[Account, Account, int]]) -> None:
+def test_a_pool_equals_the_sum_of_its_transfers(moves: list[tuple[Account, Account, int]]) -> None:
     pool, balance = Pool(Key("exports", "2026-11")), TrialBalance()
     report = Report("us-east", 1, 0, 1)
     post(report, pool, None, Account.FUNDING, Account.UNALLOCATED, 100, Cause.FUNDED)

@@ -1,4 +1,4 @@
-"""Who asks the same in one turn of the event loop is asked for together, and told by himself. On virtual time."""
+"""Equal checks of one turn of the event loop share a call, and each gets its own outcome. Runs on virtual time."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -33,7 +33,7 @@ def live(what: Callable[[Agent], Coroutine[Any, Any, None]], *, limit: str = LIM
 async def ask_at_once(
     agent: Agent, times: int = TIMES, deaf: int | None = None, asked: CheckPlan | None = None
 ) -> list[Verdict]:
-    """And wait for a second, which is no time here."""
+    """Run the checks, and wait for a second of virtual time."""
     told: list[Verdict] = []
 
     def hear(number: int, outcome: Verdict | Exception) -> None:
@@ -63,8 +63,8 @@ def test_equal_checks_of_one_turn_are_one_call_with_each_its_own_remainder() -> 
 
 
 @pytest.mark.parametrize("times", [4, TIMES])
-def test_a_fault_of_one_who_hears_harms_nobody_else(times: int) -> None:
-    """Where all were admitted, and where not."""
+def test_an_error_of_one_listener_does_not_affect_the_others(times: int) -> None:
+    """Check it where all checks were admitted and where some were denied."""
 
     async def crowd(agent: Agent) -> None:
         assert len(await ask_at_once(agent, times, deaf=1)) == times
@@ -72,8 +72,8 @@ def test_a_fault_of_one_who_hears_harms_nobody_else(times: int) -> None:
     live(crowd)
 
 
-def test_each_of_a_crowd_counts() -> None:
-    """In what is measured, in the demand that is told to others, and for the heat of a key."""
+def test_each_check_of_a_batch_counts() -> None:
+    """Check counts in metrics, in the demand that is reported, and in the heat of a key."""
 
     async def crowd(agent: Agent) -> None:
         told = await ask_at_once(agent)
@@ -86,7 +86,7 @@ def test_each_of_a_crowd_counts() -> None:
     live(crowd, limit="1/hour, burst 900", slices=True)
 
 
-def test_who_asks_in_the_next_turn_is_another_call() -> None:
+def test_checks_of_the_next_turn_are_another_call() -> None:
     async def two_crowds(agent: Agent) -> None:
         before, asked = agent.connection.calls, agent.admission.plan_check(CHECK)
         assert [len(await ask_at_once(agent, 2, asked=asked)) for _ in range(2)] == [2, 2]
@@ -97,7 +97,7 @@ def test_who_asks_in_the_next_turn_is_another_call() -> None:
     live(two_crowds)
 
 
-def test_more_than_a_call_may_hold_are_told_as_well() -> None:
+def test_checks_beyond_the_size_of_a_call_are_answered_too() -> None:
     async def crowd(agent: Agent) -> None:
         told = await ask_at_once(agent, 150)
         assert [each.answer.allowed for each in told] == [True] * 6 + [False] * 144

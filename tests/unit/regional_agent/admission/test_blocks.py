@@ -1,4 +1,4 @@
-"""Who is blocked, against the plainest way to say it."""
+"""Blocks match subjects exactly as the plainest implementation does."""
 
 from ipaddress import ip_address, ip_network
 
@@ -55,7 +55,7 @@ def _is_for(each: BlockedValue, subject: dict[str, str]) -> bool:
     return address in ip_network(each.value)
 
 
-def test_it_ends_at_its_very_millisecond() -> None:
+def test_a_block_ends_at_its_exact_millisecond() -> None:
     listed = BlockList(version=1, data=[BlockedValue(field=BlockField.USER, value="u", ends_in_ms=5)])
     blocks = Blocks(listed, HEARD_AT_MS)
     assert blocks.find({"user": "u"}, HEARD_AT_MS + 4) == Blocked(BlockField.USER, HEARD_AT_MS + 5)

@@ -1,4 +1,4 @@
-"""Denials in the log: sampled by reason, with a hash of the tenant, and what was left out is counted."""
+"""Denials are sampled by reason in the log, with a hash of the tenant, and lines left out are counted."""
 
 import hashlib
 
@@ -42,7 +42,7 @@ def test_a_few_denials_of_each_reason_are_logged_and_the_rest_is_counted() -> No
     assert [(line["reason"], line["suppressed"]) for line in later] == [("limit", 1_000 - LINES)]
 
 
-def test_a_line_says_who_by_a_hash_what_and_why() -> None:
+def test_a_line_names_the_tenant_by_a_hash_and_has_the_reason() -> None:
     with capture_logs() as lines:
         DecisionLog(CollectorRegistry()).note(ACME, answer_of(False, None, [denied(DenialCause.DRAINED)]), 0)
     [line] = lines

@@ -1,4 +1,4 @@
-"""A request meets the policies that a reader of the document would say it meets, however many there are."""
+"""A request matches the policies that a reader of the document would expect, however many there are."""
 
 import re
 from typing import SupportsIndex
@@ -13,7 +13,7 @@ from regional_agent.admission.policies import Policies
 from regional_agent.admission.rules.generational_cache import GenerationalCache
 from regional_agent.admission.rules.routes import Routes
 
-texts = st.text("ab/", max_size=6)  # few letters, so that prefixes are prefixes of each other
+texts = st.text("ab/", max_size=6)  # few letters, so that some prefixes contain others
 segments = st.sampled_from(["*", "*", "a", "b", "ab", ""])
 with_segments = st.builds(lambda parts, rest: f"/{'/'.join(parts)}/{rest}", st.lists(segments, max_size=4), texts)
 routes = (
@@ -27,7 +27,7 @@ methods = st.sampled_from(["GET", "POST", "*"])
 
 
 def read(written: list[tuple[str, str]], route: str, method: str) -> list[str]:
-    """As a person reads the document: line by line."""
+    """Match a request against the document line by line."""
     meets = [f"p{i}" for i, (wanted, allowed) in enumerate(written) if wanted == route and allowed in (method, "*")]
     return meets + [
         f"p{i}"
@@ -37,14 +37,16 @@ def read(written: list[tuple[str, str]], route: str, method: str) -> list[str]:
 
 
 def by_eye(route: str) -> re.Pattern[str]:
-    """Within a route a * is a segment, at its end whatever follows."""
+    """Match one segment by a * within a route, and any rest by a * at its end."""
     *middle, last = re.split(r"(?<=/)\*(?=/)", route)
     last = re.escape(last[:-1]) + ".*" if last.endswith("*") else re.escape(last)
     return re.compile("[^/]+".join([*map(re.escape, middle), last]))
 
 
 @given(st.lists(st.tuples(routes, methods), max_size=30), st.lists(st.tuples(texts, methods), max_size=10))
-def test_matching_by_table_is_matching_by_eye(written: list[tuple[str, str]], asked: list[tuple[str, str]]) -> None:
+def test_matching_by_table_equals_matching_line_by_line(
+    written: list[tuple[str, str]], asked: list[tuple[str, str]]
+) -> None:
     document = {
         "quotas": [{"name": "q", "kind": "rate", "limit": "1/second"}],
         "policies": [
@@ -56,7 +58,7 @@ def test_matching_by_table_is_matching_by_eye(written: list[tuple[str, str]], as
         version=1, document=msgspec.convert(document, LimitsDocument), subscriptions={}, weight=1, total_weight=1
     )
     policies = Policies(bundle)
-    for text, method in asked * 2:  # the second time it is remembered
+    for text, method in asked * 2:  # the second time it comes from the cache
         found = [policy.spec.name for policy in policies.match({"route": "/" + text, "method": method})]
         assert found == read(written, "/" + text, method)
 
@@ -93,7 +95,7 @@ def test_a_star_within_a_route_is_one_segment_and_at_its_end_whatever_follows() 
 
 
 @given(st.integers(1, 5), st.lists(st.integers(0, 20)))
-def test_what_is_remembered_is_true_and_bounded(most: int, asked: list[int]) -> None:
+def test_cached_matches_are_correct_and_bounded(most: int, asked: list[int]) -> None:
     squares: GenerationalCache[int, int] = GenerationalCache(most)
     last_used: list[int] = []
     for number in asked:

@@ -1,4 +1,4 @@
-"""Matching requests, and what each policy takes of them."""
+"""Policies match requests and charge their quotas."""
 
 from typing import Any
 
@@ -76,7 +76,7 @@ def told_of(usage_by: list[str], **subject: str) -> str:
     return demanded.charge.dimensions
 
 
-def test_usage_is_told_apart_by_what_the_policy_says() -> None:
+def test_usage_is_itemized_by_the_dimensions_of_the_policy() -> None:
     heavy = {"route": "/v1/exports/7", "api_key": "ak_7"}
     assert told_of([], **heavy) == '{"policy":"export"}'
     assert told_of(["route_class"], **heavy) == '{"policy":"export","route_class":"heavy"}'
@@ -110,12 +110,12 @@ def test_the_requests_cost_replaces_the_policys(policies: Policies) -> None:
     ]
 
 
-def test_what_may_run_at_once_is_shared_by_weight_too(policies: Policies) -> None:
+def test_concurrency_is_shared_by_weight_too(policies: Policies) -> None:
     charge = policies.charges_for({"tenant": "acme", "route": "/v1/reports"}, None)[0].charge
     assert charge == SlotCharge("reports:tenant=acme", 1, 3, 600_000), "a third of eleven"
 
 
-def test_what_a_shadow_cannot_read_is_no_fault_of_the_request() -> None:
+def test_a_shadow_policy_does_not_fault_a_request_that_it_cannot_read() -> None:
     tried: list[dict[str, Any]] = [
         {"name": "by-user", "quota": "tried", "by": ["user"], "shadow": True},
         {"name": "by-ip", "quota": "tried", "by": ["ip"], "match": {"ip": "10.0.0.0/8"}, "shadow": True},
@@ -188,7 +188,7 @@ def test_a_key_of_just_the_length_that_is_accepted_is_built() -> None:
         policies.charges_for(both | {"user": "u" * (room + 1)}, None)
 
 
-def test_a_shadow_policy_leaves_out_what_it_cannot_count_by() -> None:
+def test_a_shadow_policy_leaves_out_missing_dimensions() -> None:
     document = msgspec.convert(DOCUMENT | WITH_TWO_FIELDS, LimitsDocument)
     policies = Policies(PolicyBundle(version=1, document=document, subscriptions={}, weight=1, total_weight=1))
     subject = {"tenant": "a", "user": "u", "route": "/v1", "api_key": "/" * 200}

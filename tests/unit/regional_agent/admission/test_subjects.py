@@ -1,4 +1,4 @@
-"""What policies read of a request, against the plainest way to read the document."""
+"""Policies read a request exactly as the plainest implementation reads the document."""
 
 import re
 from ipaddress import IPv6Address, ip_address, ip_network
@@ -86,13 +86,13 @@ def network(text: str) -> Any:
 
 
 def says(where: dict[str, Any]) -> tuple[int, int, int]:
-    """The more it says of a request, the less: exactly, at length, by method."""
+    """Return a key that sorts the most specific route first: exact, then long, then with a method."""
     stars = where["route"].count("*")
     return (min(stars, 1), stars - len(where["route"]), 1 if where["method"] == "*" else 0)
 
 
 def read(document: dict[str, Any], subject: dict[str, str]) -> list[tuple[str, int, dict[str, str]]]:
-    """Policy, cost and what is counted by."""
+    """Return policy, cost and the values that it is counted by."""
     classes = document["route_classes"]
     route_class = min(
         ((says(each), name) for name in classes for each in classes[name] if fits(each, subject)), default=("", "*")
@@ -124,7 +124,7 @@ def test_a_compiled_document_is_read_as_a_person_reads_it(
     named = [policy | {"name": f"p{place}", "quota": "q"} for place, policy in enumerate(document["policies"])]
     document = document | {"policies": named}
     policies = compiled(document)
-    for subject in subjects * 2:  # the second time it is remembered
+    for subject in subjects * 2:  # the second time it comes from the cache
         found = [
             (each.policy.spec.name, each.charge.cost, dict(parse_quota_key(each.charge.quota)[1]))
             for each in policies.charges_for(subject, None)
@@ -141,7 +141,7 @@ def compiled(document: dict[str, Any]) -> Policies:
 QUOTAS = [{"name": "q", "kind": "rate", "limit": "1/second"}]
 
 
-def test_an_address_that_is_none_or_missing_is_said() -> None:
+def test_an_invalid_or_missing_address_is_named() -> None:
     policies = compiled({"quotas": QUOTAS, "policies": [{"name": "p", "quota": "q", "by": ["ip_prefix"]}]})
     with pytest.raises(InvalidAddress, match=r"'1.2.3' does not appear"):
         policies.charges_for({"ip": "1.2.3"}, None)

@@ -1,4 +1,4 @@
-"""What lies in which cell of a Cluster, and what is left out for it."""
+"""Quotas are grouped by the cell of a Cluster, and shadow policies in other cells are left out."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from regional_agent.store.types import Operation, StoreRequest
 
 
 def quotas() -> tuple[str, str, str]:
-    """Two whose keys lie in one cell, and one whose key lies in another."""
+    """Return two quotas whose keys lie in one cell, and one whose key lies in another."""
     names = [f"q{number}" for number in range(200)]
     first, *others = names
     near = next(name for name in others if cell_of(f"{name}:user=a") == cell_of(f"{first}:user=a"))
@@ -23,7 +23,7 @@ def quotas() -> tuple[str, str, str]:
 
 
 def asked_of(*policies: tuple[str, bool], operation: Operation | None = None) -> CheckPlan:
-    """Of a request that meets policies on these quotas, each in shadow or not."""
+    """Return the charges of a request that matches policies on these quotas, each in shadow or not."""
     document: dict[str, Any] = {
         "quotas": [{"name": name, "kind": "rate", "limit": "5/second"} for name, _ in policies],
         "policies": [{"name": name, "quota": name, "by": ["user"], "shadow": shadow} for name, shadow in policies],
@@ -40,7 +40,7 @@ def asked_of(*policies: tuple[str, bool], operation: Operation | None = None) ->
 
 
 def kept(asked: CheckPlan) -> list[str]:
-    """The quotas that are asked about."""
+    """Return the quotas that are checked."""
     asked = drop_foreign_shadows(asked)
     assert len(asked.windows) == len(asked.request.charges) == len(asked.policy_charges)
     return [charge.quota.partition(":")[0] for charge in asked.request.charges]
@@ -53,6 +53,6 @@ def test_a_shadow_in_another_cell_is_left_out() -> None:
     assert kept(asked_of((first, False), (near, False))) == [first, near]
 
 
-def test_what_is_enforced_in_several_cells_is_asked_without_any_shadow() -> None:
+def test_a_check_of_several_cells_leaves_out_all_shadows() -> None:
     first, near, far = quotas()
     assert kept(asked_of((near, True), (first, False), (far, False))) == [first, far]

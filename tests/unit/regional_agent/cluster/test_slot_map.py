@@ -1,4 +1,4 @@
-"""Who has a slot, by what the nodes of a Cluster say; and which cell a quota lies in."""
+"""Slots belong to nodes as the nodes of a Cluster report, and each quota lies in one cell."""
 
 import pytest
 
@@ -20,8 +20,8 @@ def test_a_slot_is_the_crc_of_the_tag() -> None:
     assert [slot_of(b"%d" % cell) for cell in (0, 1, 2, 3)] == [13907, 9842, 5649, 1584]
 
 
-def test_of_two_claims_the_later_counts_whoever_is_asked() -> None:
-    """A failover of the first shard, which its former primary has not heard of."""
+def test_the_later_of_two_claims_counts_whichever_node_replies() -> None:
+    """The first shard fails over, and its former primary does not know of it."""
     late = "four 10.0.0.4:7000@17000 master - 0 0 3 connected 0-8191"
     for answers in ([told(), late], [late, told()]):
         places = places_of([b"1", b"3"], [("10.0.0.1", answer) for answer in answers])
@@ -33,7 +33,7 @@ def test_a_failover_and_failback_leave_a_trace() -> None:
     assert before != after
 
 
-def test_what_is_on_its_way_is_where_it_was_and_a_replica_has_nothing() -> None:
+def test_a_migrating_slot_stays_with_its_source_and_a_replica_has_none() -> None:
     assert places_of([b"1"], [("10.0.0.1", told())])[b"1"].node == "two"
     assert places_of([b"1"], [("10.0.0.1", told(two_is="slave"))]) == {}
 
@@ -42,7 +42,7 @@ def test_a_primary_that_failed_has_its_slots_until_another_has_them() -> None:
     assert places_of([b"1"], [("10.0.0.1", told(two_is="master,fail"))])[b"1"].node == "two"
 
 
-def test_a_node_that_does_not_know_its_address_is_where_it_was_asked() -> None:
+def test_a_node_without_an_address_has_the_one_it_was_reached_at() -> None:
     alone = "one :7000@17000 myself,master - 0 0 1 connected 0 1-16383"
     assert places_of([b"1"], [("10.0.0.9", alone)]) == {b"1": Place("10.0.0.9", 7000, "one", 1)}
     assert nodes_of([("10.0.0.9", alone), ("10.0.0.1", told())]) == {
@@ -54,11 +54,11 @@ def test_a_node_that_does_not_know_its_address_is_where_it_was_asked() -> None:
 
 
 @pytest.mark.parametrize("tenant", ["acme", "a,b=c:d", "größe", ""])
-def test_all_that_is_counted_by_a_tenant_lies_with_its_operations(tenant: str) -> None:
+def test_quotas_counted_by_tenant_lie_with_the_tenants_operations(tenant: str) -> None:
     dimensions = [[("tenant", tenant)], [("tenant", tenant), ("user", "x")], [("route", "y"), ("tenant", tenant)]]
     assert {cell_of(quota_key("exports", each)) for each in dimensions} == {operation_cell(tenant)}
 
 
-def test_what_is_counted_otherwise_lies_by_its_own_key_and_every_cell_has_some() -> None:
+def test_other_quotas_lie_by_their_own_key_and_every_cell_has_some() -> None:
     assert {cell_of(quota_key("exports", [("user", str(n))])) for n in range(500)} == set(range(CELLS))
     assert {operation_cell(str(n)) for n in range(500)} == set(range(CELLS))

@@ -1,4 +1,4 @@
-"""Headers say what the body says, in whole seconds and never too early."""
+"""Headers agree with the body, in whole seconds, and never name a time that is too early."""
 
 import pytest
 from hypothesis import given
@@ -63,7 +63,7 @@ def test_retry_after_is_never_too_early_and_not_much_too_late(retry_after_ms: in
     assert retry_after_ms <= seconds * 1000 <= retry_after_ms + 62_000
 
 
-def test_more_quota_is_announced_for_when_it_comes_and_not_for_when_all_of_it_has() -> None:
+def test_headers_announce_the_next_unit_and_not_the_full_quota() -> None:
     """A bucket of 100 that is empty and full again in 10 s has its next unit in a tenth of a second."""
     bucket, window = Window(10, refills=True), Window(10)
     empty = answer("p", remaining=0, reset_ms=10_000)
@@ -72,7 +72,7 @@ def test_more_quota_is_announced_for_when_it_comes_and_not_for_when_all_of_it_ha
     assert headers_of([answer("p", remaining=100, reset_ms=0)], [bucket])["RateLimit"] == '"p";r=100;t=0'
 
 
-def test_a_denial_announces_more_quota_no_later_than_it_may_be_asked_for_again() -> None:
+def test_a_denial_announces_more_quota_no_later_than_retry_after() -> None:
     denied = answer("p", allowed=False, remaining=0, reset_ms=10_000, retry_ms=1_400)
     assert headers_of([denied], [Window(10)])["RateLimit"] == '"p";r=0;t=2'
     assert int(retry_after_header(1_400, 0)["Retry-After"]) >= 2
@@ -80,20 +80,20 @@ def test_a_denial_announces_more_quota_no_later_than_it_may_be_asked_for_again()
     assert headers_of([slots], [Window(0)])["RateLimit"] == '"s";r=0;t=1'
 
 
-def test_what_can_never_pass_announces_no_time() -> None:
+def test_a_request_that_can_never_pass_has_no_retry_after() -> None:
     denied = answer("p", allowed=False, remaining=5, retry_ms=None)
     assert headers_of([denied], [Window(10)])["RateLimit"] == '"p";r=5'
     assert retry_after_header(None, 0.5) == {}
 
 
-def test_a_policy_that_let_the_request_pass_uncounted_has_no_figures() -> None:
+def test_a_policy_that_admitted_without_counting_has_no_figures() -> None:
     opened = answer("o", remaining=0, reset_ms=0, degraded="open")
     local = answer("l", remaining=3, degraded="local")
     assert headers_of([opened], [Window(1)]) == {}
     assert headers_of([opened, local], [Window(1), Window(1)])["RateLimit"] == '"l";r=3;t=2'
 
 
-def test_a_request_that_one_policy_never_allows_never_passes() -> None:
+def test_a_request_that_one_policy_never_allows_has_no_retry_after() -> None:
     later, never = answer("later", allowed=False, remaining=0, retry_ms=10**9), answer("n", allowed=False, remaining=0)
     never = structs.replace(never, retry_after_ms=None)
     told = answer_of(False, None, [later, never])
@@ -110,7 +110,7 @@ def test_a_request_that_one_policy_never_allows_never_passes() -> None:
         (LeaseOutlook(is_cut_off=True), DenialCause.CUT_OFF, 1_000),
     ],
 )
-def test_why_there_are_no_units_is_for_the_agent_to_say(
+def test_the_agent_states_why_there_are_no_units(
     said: DenialReason, outlook: LeaseOutlook, cause: DenialCause, retry_ms: int
 ) -> None:
     assert cause_of(said, outlook) is cause

@@ -1,4 +1,4 @@
-"""The agent's pure decisions: how much is asked for, when, and when no longer."""
+"""Check how much an agent requests, when it does, and when it stops."""
 
 import pytest
 from hypothesis import given
@@ -18,12 +18,12 @@ def test_the_low_water_mark_is_never_above_half_of_the_last_grant(grant: int, de
 @pytest.mark.parametrize(
     ("grant", "demand_milli", "round_trip_ms", "expected"),
     [
-        (100, 0, 0, 50),  # quiet: it lasts for long, so half
+        (100, 0, 0, 50),  # low demand: the grant lasts long, so half of it
         (120_000, 1_000_000, 100, 60_000),  # a month's grant: a minute is always left
         (30_000, 1_000_000, 100, 15_000),
         (29_999, 1_000_000, 100, 7_499),  # a grant for less than half a minute: a quarter
         (1000, 500_000, 100, 350),  # 500 a second for 0.7 s
-        (100, 500_000, 100, 50),  # would be 350: half is the most
+        (100, 500_000, 100, 50),  # would be 350, but half is the maximum
         (0, 500_000, 100, 0),
     ],
 )
@@ -42,7 +42,7 @@ def test_pauses_between_requests_for_more_double_to_a_bound_until_something_come
     assert not quota.backoff.is_pausing(now_ms)
 
 
-def test_a_second_failure_during_a_pause_does_not_prolong_it() -> None:
+def test_a_second_failure_during_a_pause_does_not_prolong_the_pause() -> None:
     quota = LeasedQuota("exports:tenant=acme", Demand(since_ms=0))
     quota.back_off(0)
     quota.back_off(100)
@@ -57,7 +57,7 @@ def test_a_steady_demand_is_measured_as_it_is() -> None:
     assert measured == pytest.approx(200_000, rel=0.01)
 
 
-def test_a_rise_is_believed_sooner_than_a_fall() -> None:
+def test_demand_rises_faster_than_it_falls() -> None:
     demand = Demand(since_ms=0)
     demand.note(1000)
     assert demand.per_second_milli(1000) > 600_000
@@ -65,7 +65,7 @@ def test_a_rise_is_believed_sooner_than_a_fall() -> None:
     assert demand.per_second_milli(60_000) < 1_000
 
 
-def test_asking_twice_in_one_moment_counts_nothing_twice() -> None:
+def test_reading_demand_twice_counts_nothing_twice() -> None:
     demand = Demand(since_ms=0)
     demand.note(100)
     assert demand.per_second_milli(1000) == demand.per_second_milli(1000)

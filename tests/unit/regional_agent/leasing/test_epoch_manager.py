@@ -1,4 +1,4 @@
-"""Which incarnation of its store an agent believes in, while its incarnation changes below it."""
+"""An agent follows the incarnation of its store, even if that changes during a look-up."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Coordinator:
-    """Its store restarts while it is asked for the first time."""
+    """The store restarts while it is called for the first time."""
 
     def __init__(self, store: LocalConnection) -> None:
         self._store = store
@@ -31,8 +31,8 @@ class Coordinator:
         raise AssertionError(f"no store here is exempt: {epoch}, {request}")
 
 
-async def test_what_was_found_out_of_a_life_that_is_over_by_then_is_not_believed() -> None:
-    """Its data may have been lost with it: what the older one's fence says would be admitted on once more."""
+async def test_a_look_up_of_an_incarnation_that_has_ended_is_discarded() -> None:
+    """The data may be lost with it, so admitting by the older incarnation's fence could admit the same units again."""
     believed: list[bool] = []
 
     def invalidate() -> None:

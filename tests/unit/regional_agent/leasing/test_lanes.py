@@ -1,4 +1,4 @@
-"""Which lanes are not offered to the coordinator, and until when; and what is set aside for a while."""
+"""Lanes that the coordinator refused pause before the next exchange, and items set aside are forgotten in time."""
 
 from itertools import pairwise
 
@@ -21,7 +21,7 @@ def test_a_stopped_lane_is_offered_again_when_people_may_have_resolved_it() -> N
     assert lanes.may_send(LANE, 22)
 
 
-def test_bytes_that_are_refused_as_they_are_are_offered_ever_more_rarely() -> None:
+def test_a_refused_exchange_is_repeated_at_growing_intervals() -> None:
     lanes, now_ms, offered_at_ms = Lanes(), 0, [0]
     while now_ms < 4 * 3_600_000:
         lanes.stop(LANE, 3, ExchangeOutcome.REFUSED, "frozen: too large", now_ms)
@@ -42,7 +42,7 @@ def test_a_paused_lane_is_offered_after_its_pause() -> None:
     assert not lanes.has_stopped(7)
 
 
-def test_what_is_set_aside_is_forgotten_after_a_while_and_beyond_a_bound() -> None:
+def test_items_set_aside_are_forgotten_after_a_while_and_beyond_a_bound() -> None:
     aside = SetAside()
     for number in range(MOST_ITEMS + 1):
         aside.add(f"quota-{number}", "too long", now_ms=0, for_ms=100)

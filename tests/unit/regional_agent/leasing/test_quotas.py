@@ -31,7 +31,7 @@ def spent(available: int, last_grant: int = 100) -> PolicyDecision:
     return PolicyDecision(0, 1000, available, 0, 0, available, last_grant, 0)
 
 
-def test_a_lease_is_renewed_when_its_time_comes_even_if_nobody_uses_it() -> None:
+def test_a_lease_is_renewed_in_time_even_if_it_is_unused() -> None:
     clock = StandingClock()
     quotas = Quotas(clock)
     quotas.schedule_renewal(QUOTA, 31_000)
@@ -43,7 +43,7 @@ def test_a_lease_is_renewed_when_its_time_comes_even_if_nobody_uses_it() -> None
     assert (quotas.due(), quotas.next_due_in_ms()) == ([], None)
 
 
-def test_below_the_low_water_mark_more_is_asked_for_at_once() -> None:
+def test_below_the_low_water_mark_a_refill_is_requested_at_once() -> None:
     quotas = Quotas(StandingClock())
     quotas.record_demand(QUOTA, 1, spent(available=80))
     assert quotas.due() == []
@@ -52,7 +52,7 @@ def test_below_the_low_water_mark_more_is_asked_for_at_once() -> None:
     assert quotas.wake.is_set()
 
 
-def test_what_did_not_come_is_asked_for_a_little_later_and_a_hint_makes_it_now() -> None:
+def test_a_missing_grant_is_requested_again_later_or_at_once_after_a_signal() -> None:
     clock = StandingClock()
     quotas = Quotas(clock)
     quotas.record_demand(QUOTA, 1, spent(available=0))
@@ -64,7 +64,7 @@ def test_what_did_not_come_is_asked_for_a_little_later_and_a_hint_makes_it_now()
     assert quotas.due() == [QUOTA]
 
 
-def test_once_nothing_is_left_nobody_waits_until_there_is_hope_again() -> None:
+def test_requests_do_not_wait_for_an_exhausted_quota() -> None:
     clock = StandingClock()
     quotas = Quotas(clock)
     quotas.record_demand(QUOTA, 1, spent(available=0))
@@ -80,7 +80,9 @@ def test_once_nothing_is_left_nobody_waits_until_there_is_hope_again() -> None:
 
 
 def test_a_request_that_gave_up_asks_again_once_the_coordinator_is_back() -> None:
-    """Pauses grow to half a minute: a region that was cut off was back for so long, and denied still."""
+    """Pauses grow to half a minute: a region that was partitioned used to keep denying for so long
+    after it was back.
+    """
     clock = StandingClock()
     quotas = Quotas(clock)
     quotas.start_waiting(QUOTA, 1)
@@ -116,7 +118,7 @@ def test_a_lost_message_ends_no_wait_and_an_answer_of_nothing_does() -> None:
     assert not quotas.may_wait(QUOTA), "nobody answers any more"
 
 
-def test_what_is_exhausted_is_so_no_longer_than_its_period_lasts() -> None:
+def test_a_quota_is_exhausted_at_most_until_its_period_ends() -> None:
     clock = StandingClock()
     quotas = Quotas(clock)
     quotas.on_refusal(QUOTA, ends_in_ms=200)
@@ -127,7 +129,7 @@ def test_what_is_exhausted_is_so_no_longer_than_its_period_lasts() -> None:
     assert quotas.due() == [QUOTA], "the new period's lease is refilled at its low water mark"
 
 
-def test_a_refusal_until_a_far_end_is_asked_about_again_within_half_a_minute() -> None:
+def test_a_refusal_with_a_distant_end_is_checked_within_half_a_minute() -> None:
     clock = StandingClock()
     quotas = Quotas(clock)
     for _ in range(20):
@@ -138,14 +140,16 @@ def test_a_refusal_until_a_far_end_is_asked_about_again_within_half_a_minute() -
 
 
 def test_a_quota_is_no_longer_exhausted_once_the_coordinator_does_not_refuse_it() -> None:
-    """Nothing came yet, but others are asked for some: the limit is not the reason of a denial any more."""
+    """No grant came yet, but other regions were signalled to return units: the limit is no longer the reason of a
+    denial.
+    """
     quotas = Quotas(StandingClock())
     quotas.on_refusal(QUOTA, ends_in_ms=30 * 86_400_000)
     quotas.on_grant(QUOTA, 0)
     assert not quotas.outlook(QUOTA).is_exhausted
 
 
-def test_the_hottest_keys_are_what_is_asked_for_most_of_rates_and_allowances() -> None:
+def test_the_hottest_keys_have_the_highest_demand_of_rates_and_allowances() -> None:
     clock = StandingClock()
     quotas = Quotas(clock)
     for number in (n for n in range(50) if n != 45):
@@ -161,7 +165,7 @@ def test_the_hottest_keys_are_what_is_asked_for_most_of_rates_and_allowances() -
     assert quotas.hottest(1) == [], "what was hot has cooled down"
 
 
-def test_only_what_is_hot_is_a_series_and_only_as_long_as_it_is() -> None:
+def test_only_hot_keys_are_metric_series_and_only_while_they_are_hot() -> None:
     metrics = Metrics()
 
     def told() -> list[str]:
@@ -174,7 +178,7 @@ def test_only_what_is_hot_is_a_series_and_only_as_long_as_it_is() -> None:
     assert told() == []
 
 
-def test_no_want_holds_a_number_that_a_message_does_not_carry() -> None:
+def test_wants_hold_only_numbers_that_a_message_can_carry() -> None:
     clock = StandingClock()
     quotas = Quotas(clock)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""When an agent comes back for the leases of a quota, from what it was told of them, and whom a reply answers."""
+"""Check when an agent renews the leases of a quota, and which requests a reply answers."""
 
 from typing import Any
 
@@ -30,19 +30,19 @@ EXHAUSTED = told(expires=60_000, ends=900_000, refusal=GrantRefusal.EXHAUSTED)
     ("leases", "renewal_in_ms"),
     [
         ([NOW], 30_000),
-        ([told(expires=120_000)], 30_000),  # soon enough that most of its time is left
+        ([told(expires=120_000)], 30_000),  # early enough that most of its time is left
         ([told(expires=20_000)], 10_000),
         ([LAST], 10_000),
-        ([LAST, AHEAD], 30_000),  # where the one ends the other goes on
-        ([NOW, AHEAD], 30_000),  # what expires before the other begins is not continued by it
+        ([LAST, AHEAD], 30_000),  # the other lease continues where this one ends
+        ([NOW, AHEAD], 30_000),  # a lease that expires before the other begins is not continued by it
         ([FINAL, NOW], 30_000),
-        ([EXHAUSTED], 450_000),  # nothing comes before the period is over
+        ([EXHAUSTED], 450_000),  # no other lease begins before the period ends
         ([FINAL], None),
         ([QUARANTINED], None),
         ([], None),
     ],
 )
-def test_it_comes_back_half_way_to_where_one_ends_with_nothing_after_it(
+def test_renewal_is_half_way_to_the_end_of_a_lease_without_successor(
     leases: list[LeaseReply], renewal_in_ms: int | None
 ) -> None:
     assert next_renewal_ms(leases) == renewal_in_ms
@@ -51,6 +51,6 @@ def test_it_comes_back_half_way_to_where_one_ends_with_nothing_after_it(
 @pytest.mark.parametrize(
     ("outcome", "answered"), [(ExchangeOutcome.APPLIED, ["a", "b"]), (ExchangeOutcome.REPLAYED, ["a"])]
 )
-def test_a_replay_answers_only_for_what_it_tells_of(outcome: ExchangeOutcome, answered: list[str]) -> None:
-    """Else who asked would ask for the same once more, and have it twice."""
+def test_a_replay_answers_only_the_quotas_that_it_contains(outcome: ExchangeOutcome, answered: list[str]) -> None:
+    """Otherwise the agent would request the same units once more and get them twice."""
     assert answered_quotas(ExchangeReply(lane=0, seq=1, outcome=outcome), ["a", "b"], {"a": 5}) == answered

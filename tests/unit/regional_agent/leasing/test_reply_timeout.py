@@ -1,4 +1,4 @@
-"""How long an exchange waits for its reply."""
+"""The timeout of an exchange follows the duration of replies."""
 
 from regional_agent.leasing.rules.reply_timeout import (
     FIRST_PAUSE_MS,

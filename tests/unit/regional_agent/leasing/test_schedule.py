@@ -1,4 +1,4 @@
-"""The allowances that an agent follows: what is due, what is forgotten, and that no turn looks at all of them."""
+"""An agent tracks allowances by due time, forgets idle ones, and never scans all of them."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ def lease_all(quotas: Quotas, names: list[str]) -> None:
 
 
 def test_a_new_allowance_is_asked_for_however_many_are_leased(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the bound it was forgotten the moment it was new: it was the only one that was idle."""
+    """Beyond the bound a new allowance used to be forgotten at once, because it was the only idle one."""
     monkeypatch.setattr(schedule_module, "MOST_KEPT", 20)
     quotas = Quotas(StandingClock())
     lease_all(quotas, keys(30))
@@ -45,7 +45,7 @@ def test_a_new_allowance_is_asked_for_however_many_are_leased(monkeypatch: pytes
     assert quotas.grant_request(QUOTA).waiting == 0
 
 
-def test_what_has_been_idle_for_longest_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longest_idle_allowance_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule_module, "MOST_KEPT", 10)
     quotas = Quotas(StandingClock())
     for quota in keys(30):
@@ -53,7 +53,7 @@ def test_what_has_been_idle_for_longest_is_forgotten_first(monkeypatch: pytest.M
     assert [each.name for each in quotas._schedule] == keys(30)[-10:]
 
 
-def test_beyond_a_bound_nothing_new_is_followed_and_it_may_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_a_bound_no_new_allowance_is_tracked_and_requests_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule_module, "MOST_KEPT", 10)
     monkeypatch.setattr(schedule_module, "MOST_FOLLOWED", 20)
     quotas = Quotas(StandingClock())
@@ -68,7 +68,7 @@ def test_beyond_a_bound_nothing_new_is_followed_and_it_may_not_wait(monkeypatch:
     assert quotas.due() == [QUOTA]
 
 
-def test_no_turn_looks_at_what_is_not_due(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_turn_visits_an_allowance_that_is_not_due(monkeypatch: pytest.MonkeyPatch) -> None:
     quotas, looks = Quotas(StandingClock()), [0]
     lease_all(quotas, keys(2_000))
     real: Any = Quota.due_at_ms
@@ -113,7 +113,7 @@ OPERATIONS: dict[str, Callable[[Quotas, str, int], object]] = {
         max_size=60,
     )
 )
-def test_what_is_due_is_what_a_look_at_all_would_find(steps: list[tuple[str, int, int, int]]) -> None:
+def test_due_allowances_equal_those_of_a_full_scan(steps: list[tuple[str, int, int, int]]) -> None:
     clock = StandingClock()
     quotas = Quotas(clock)
     for name, number, units, pause_ms in steps:

@@ -1,4 +1,4 @@
-"""From when on a share's time runs, where the reply took long: the coordinator counts from before it was asked."""
+"""A share's time runs from the request for it, however long the reply took, because the coordinator's does."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,10 +29,10 @@ LASTS_MS, LATE_MS = 8_000, 4_000
 
 @dataclass
 class Store:
-    """With a clock of its own, which tells with each report when it was."""
+    """A region with a clock of its own, which sends the time with each report."""
 
     mono_us: int = 7
-    heard: list[tuple[str, int]] = field(default_factory=list)  # what, and when it was asked for
+    heard: list[tuple[str, int]] = field(default_factory=list)  # each share and when it was requested
 
     async def report_rates(self, _: StoreIncarnation, __: str, demands: Sequence[AgentRateDemand]) -> RateReports:
         return RateReports(self.mono_us, [RateReport(want.quota, 9_000_000, 0, 1_000_000) for want in demands])
@@ -61,7 +61,7 @@ class SlowCoordinator:
         return SharesResponse([rate], [SlotShare(JOBS, 1, 4, 3, LASTS_MS, 2_000, 300_000, contended=True)])
 
 
-async def test_a_share_falls_as_long_after_it_was_asked_for_however_late_the_reply_was() -> None:
+async def test_a_share_falls_at_a_fixed_time_after_its_request_however_late_the_reply() -> None:
     store, clock = Store(), StandingClock(now_ms=1_000)
     nobody: Any = SimpleNamespace()
     scripts: Any = store

@@ -1,4 +1,4 @@
-"""When the store is left alone, and who tries again. Of any sequence of events."""
+"""The circuit breaker of the store opens, lets one trial call through and closes, in any sequence of events."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ def opened(failures: int = 3) -> CircuitBreaker:
     return breaker
 
 
-def test_it_opens_at_the_last_of_so_many_failures_in_a_row_and_not_before() -> None:
+def test_it_opens_exactly_at_the_threshold_of_consecutive_failures() -> None:
     breaker = CircuitBreaker(3, PAUSE_MS)
     for outcome in (breaker.failed, breaker.failed, lambda _: breaker.succeeded(), breaker.failed, breaker.failed):
         outcome(0)
@@ -34,7 +34,7 @@ def test_it_opens_at_the_last_of_so_many_failures_in_a_row_and_not_before() -> N
 
 
 @given(st.lists(st.integers(0, PAUSE_MS - 1), min_size=1, max_size=50))
-def test_while_one_tries_all_others_do_without(arrivals_ms: list[int]) -> None:
+def test_during_a_trial_call_all_other_calls_are_refused(arrivals_ms: list[int]) -> None:
     breaker = opened()
     assert not any(breaker.may_call(at_ms) for at_ms in arrivals_ms)
     assert breaker.may_call(PAUSE_MS)
@@ -64,14 +64,12 @@ def test_a_failed_probe_begins_another_pause_and_a_lost_probe_is_replaced() -> N
         (StoreError("ERR user_script:1: attempt to compare nil with number"), False),
     ],
 )
-def test_what_counts_is_that_the_store_cannot_and_not_that_a_question_was_wrong(
-    reply: bytes | Exception, cannot: bool
-) -> None:
+def test_store_failures_count_and_request_errors_do_not(reply: bytes | Exception, cannot: bool) -> None:
     assert is_store_failure(reply) is cannot
 
 
 class Probes:
-    """Calls that try whether the store is back."""
+    """Collect calls that probe whether the store is back."""
 
     def __init__(self) -> None:
         self.waiting: list[OnReply] = []
@@ -88,7 +86,7 @@ class Probes:
 
 
 @pytest.mark.anyio
-async def test_an_outage_is_entered_once_and_lasts_until_the_store_decides_again() -> None:
+async def test_an_outage_begins_once_and_lasts_until_the_circuit_breaker_closes() -> None:
     clock, metrics = StandingClock(), Metrics()
     breaker = StoreCircuitBreaker(CircuitBreaker(2, PAUSE_MS), clock, metrics, Probes(), 60_000)
     for _ in range(4):
@@ -105,7 +103,7 @@ async def test_an_outage_is_entered_once_and_lasts_until_the_store_decides_again
 
 
 @pytest.mark.anyio
-async def test_one_call_of_its_own_at_a_time_finds_out_that_the_store_is_back() -> None:
+async def test_one_probe_at_a_time_finds_that_the_store_is_back() -> None:
     probes = Probes()
     breaker = StoreCircuitBreaker(CircuitBreaker(1, 1), SystemClock(), Metrics(), probes, 1)
     breaker.record_reply(StoreUnavailable("gone"))

@@ -1,4 +1,4 @@
-"""How long a call waits for the store, on a clock that only the test moves: whose fault is it that time is over?"""
+"""A call to the store times out by the store's own delay, not by that of a busy event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,7 +14,7 @@ IN_TIME_S, TOO_LATE_S = 0.004, 0.0015
 
 
 class Turns:
-    """An event loop as far as a connection uses it. `busy` is time in which it does not come round."""
+    """An event loop with what a connection uses of it. `busy` is time during which it does not run."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -37,7 +37,7 @@ class Turns:
         self.now += seconds
 
     def turn(self) -> None:
-        """What is due, what was asked for before, and only then what lies in the socket: the worst order there is."""
+        """Run due timers, then scheduled callbacks, and only then read the socket, which is the worst order."""
         due = [callback for moment, callback in self._timers if moment <= self.now]
         self._timers = [each for each in self._timers if each[0] > self.now]
         soon, self._soon = self._soon, []
@@ -48,7 +48,7 @@ class Turns:
             self.protocol.data_received(reply)
 
     def run(self, seconds: float) -> None:
-        """As an idle process does: it wakes at each timer's moment."""
+        """Wake at each timer's moment, as an idle process does."""
         until = self.now + seconds
         while self._soon or any(moment <= until for moment, _ in self._timers):
             if not self._soon:
@@ -76,7 +76,7 @@ def ask(turns: Turns, patience_s: float = PATIENCE_S) -> list[Any]:
     return heard
 
 
-def test_a_silent_store_is_waited_for_as_long_as_it_was_said_and_no_longer(turns: Turns) -> None:
+def test_a_silent_store_is_waited_for_exactly_the_timeout(turns: Turns) -> None:
     heard = ask(turns)
     turns.run(IN_TIME_S)
     assert not heard
@@ -91,7 +91,7 @@ def test_a_silent_store_is_waited_for_as_long_as_it_was_said_and_no_longer(turns
     assert again == [b"PONG"]
 
 
-def test_each_call_has_its_own_time(turns: Turns) -> None:
+def test_each_call_has_its_own_timeout(turns: Turns) -> None:
     patient, hurried = ask(turns, 0.25), ask(turns)
     turns.run(0.01)
     assert (patient, len(hurried)) == ([], 1)
@@ -99,8 +99,8 @@ def test_each_call_has_its_own_time(turns: Turns) -> None:
     assert len(patient) == 1
 
 
-def test_what_lies_in_the_socket_is_read_before_anybody_is_given_up(turns: Turns) -> None:
-    """This process was held up, for long or twice: the replies were there in time."""
+def test_the_socket_is_read_before_a_call_times_out(turns: Turns) -> None:
+    """The process was paused, for long or twice, while the replies arrived in time."""
     heard = ask(turns)
     turns.socket = [b"+PONG\r\n"]
     turns.busy(10 * PATIENCE_S)
@@ -119,7 +119,7 @@ def test_what_lies_in_the_socket_is_read_before_anybody_is_given_up(turns: Turns
     assert late == [b"PONG"]
 
 
-def test_a_machine_that_was_busy_gives_the_store_time_as_well_and_only_once(turns: Turns) -> None:
+def test_a_busy_machine_extends_a_timeout_and_only_once(turns: Turns) -> None:
     heard = ask(turns)
     turns.busy(2 * PATIENCE_S)
     for _ in range(5):
@@ -129,7 +129,7 @@ def test_a_machine_that_was_busy_gives_the_store_time_as_well_and_only_once(turn
     assert len(heard) == 1, "nobody hangs"
 
 
-def test_who_waits_behind_others_has_longer_while_the_store_answers(turns: Turns) -> None:
+def test_a_call_behind_others_has_longer_while_the_store_replies(turns: Turns) -> None:
     for _ in range(20):
         ask(turns)
     last = ask(turns)

@@ -1,4 +1,4 @@
-"""The time-out of decisions follows the store's own latency, within its bound."""
+"""The timeout of decisions follows the store's own latency, within its bound."""
 
 import pytest
 
@@ -24,12 +24,14 @@ def after(*round_trips_ms: float, shortest_ms: int = 5, longest_ms: int = 50) ->
         ([900] * WINDOW + [1] * WINDOW, 0.005, False),
     ],
 )
-def test_it_is_twice_what_nearly_all_took(round_trips_ms: list[float], seconds: float, is_too_short: bool) -> None:
+def test_the_timeout_is_twice_a_high_percentile_of_the_latency(
+    round_trips_ms: list[float], seconds: float, is_too_short: bool
+) -> None:
     timeout = after(*round_trips_ms)
     assert timeout.seconds == pytest.approx(seconds)
     assert timeout.is_too_short is is_too_short
 
 
-def test_it_is_never_below_what_is_set_nor_changed_where_the_bound_is_the_same() -> None:
+def test_the_timeout_is_never_below_its_setting_and_fixed_without_a_range() -> None:
     assert after(*[1] * 64, shortest_ms=20, longest_ms=5).seconds == pytest.approx(0.02)
     assert after(*[900] * 64, shortest_ms=5, longest_ms=5).seconds == pytest.approx(0.005)

@@ -1,4 +1,4 @@
-"""What an agent admits by itself while the store cannot be asked: at most its part, and exactly when it says."""
+"""During a store outage an agent admits at most its part of a rate and names the exact time to retry."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ def test_in_any_time_it_admits_at_most_its_burst_and_its_rate(arrivals: list[tup
 
 
 @given(st.integers(1, 10), st.integers(1, 9_000_000))
-def test_it_says_exactly_when_to_come_back(cost: int, rate_micro: int) -> None:
+def test_a_denial_names_the_exact_time_to_retry(cost: int, rate_micro: int) -> None:
     rates, ask = LocalRates(), ASK._replace(cost=cost, rate_micro=rate_micro)
     rates.decide([ask._replace(cost=10)], 0, "enforce")
     (denied,) = rates.decide([ask], 0, "enforce")
@@ -30,7 +30,7 @@ def test_it_says_exactly_when_to_come_back(cost: int, rate_micro: int) -> None:
     assert rates.decide([ask], denied.retry_after_ms, "enforce")[0].allowed
 
 
-def test_all_pass_and_are_taken_or_none_is() -> None:
+def test_either_all_charges_are_taken_or_none() -> None:
     rates, other = LocalRates(), ASK._replace(key="other", cost=11)
     answers = rates.decide([ASK, other], 0, "enforce")
     assert [answer.allowed for answer in answers] == [True, False]
@@ -41,7 +41,7 @@ def test_all_pass_and_are_taken_or_none_is() -> None:
     assert rates.decide([ASK], 500, "enforce")[0].retry_after_ms == 1000, "it was taken all the same"
 
 
-def test_it_remembers_no_more_than_so_many_keys() -> None:
+def test_the_number_of_keys_is_bounded() -> None:
     rates = LocalRates()
     for number in range(3 * MOST_BUCKETS):
         rates.decide([ASK._replace(key=number)], 0, "enforce")

@@ -1,4 +1,4 @@
-"""What is in a journal after its writer was killed in the middle, or its disk was."""
+"""A journal is readable after its writer was killed midway or its disk was damaged."""
 
 import zlib
 
@@ -46,7 +46,7 @@ def test_a_torn_end_costs_only_itself(written: list[Record], data: st.DataObject
 
 
 @given(st.lists(records, min_size=2, max_size=5), st.data())
-def test_a_damaged_record_costs_only_itself_and_is_told_of(written: list[Record], data: st.DataObject) -> None:
+def test_a_damaged_record_costs_only_itself_and_is_reported(written: list[Record], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(written) - 2))
     packs = list(map(packed, written))
     at = data.draw(st.integers(0, len(packs[place]) - 2))
@@ -57,7 +57,7 @@ def test_a_damaged_record_costs_only_itself_and_is_told_of(written: list[Record]
 
 
 @given(st.lists(entries, max_size=20), st.integers(1, 8))
-def test_batches_tell_every_unit_once_and_the_same_each_time(told: list[Entry], lanes: int) -> None:
+def test_batches_report_every_unit_once_and_are_deterministic(told: list[Entry], lanes: int) -> None:
     made = list(batches(told, 7, lanes))
     assert made == list(batches(reversed(told), 7, lanes))
     leases = [lease for batch in made for lease in batch.leases]
@@ -98,7 +98,7 @@ def test_a_segment_is_foreign_if_its_region_or_its_installation_is_another() -> 
     assert read(packed(Record([], [], owner=ours))).owner == ours
 
 
-def test_a_lane_with_many_leases_is_told_in_several_numbers() -> None:
+def test_a_lane_with_many_leases_is_reported_in_several_batches() -> None:
     many = [Entry(f"exports:user={number}", "2026-11", 29_000_000, "{}", 1) for number in range(2 * MOST_LEASES + 1)]
     assert [(batch.lane, batch.seq, len(batch.leases)) for batch in batches(many, 7, 1)] == [
         (0, 1, MOST_LEASES),
@@ -108,14 +108,14 @@ def test_a_lane_with_many_leases_is_told_in_several_numbers() -> None:
 
 
 @given(st.lists(entries, max_size=20))
-def test_what_is_written_together_is_one_line_for_each_line_of_usage(told: list[Entry]) -> None:
+def test_records_written_together_have_one_line_for_each_line_of_usage(told: list[Entry]) -> None:
     once = summed(told)
     assert sum(entry.units for entry in once) == sum(entry.units for entry in told)
     assert summed(once) == once
 
 
 @given(st.integers(-5, 100), st.lists(st.integers(1, 30), max_size=10))
-def test_all_that_is_given_of_an_allowance_is_at_most_its_fraction(available: int, costs: list[int]) -> None:
+def test_admissions_from_an_allowance_are_at_most_its_fraction(available: int, costs: list[int]) -> None:
     allowances = LocalAllowances()
     allowances.note("mails", available, until_ms=1_000)
     given_units = 0
@@ -135,8 +135,8 @@ def test_all_that_is_given_of_an_allowance_is_at_most_its_fraction(available: in
     assert allowances.left([Ask("mails", 1, 200_000)], 1_000) == [-1], "the period is over"
 
 
-def test_more_lines_than_a_message_carries_are_told_in_several_batches() -> None:
-    """As 3,400 keys a minute make them in a quarter of an hour: one lease, and one batch of it was refused for ever."""
+def test_more_lines_than_a_message_carries_are_reported_in_several_batches() -> None:
+    """A quarter of an hour of 3,400 keys a minute made one lease, one batch of which used to be refused for ever."""
     many = [
         Entry(
             "exports:tenant=acme", "2026-11", 29_000_000 + number % 15, f'{{"api_key":"{number:016x}"}}', 1 + number % 3
