@@ -57,19 +57,19 @@ class Cell:
         batcher = CheckBatcher(self.scripts, self.breaker)
         self.share_loop = ShareLoop(settings.name, self.scripts, self.epochs, self.quotas, coordinator, metrics, clock)
         self.slices = TokenSlices(batcher, self.epochs, self.share_loop, clock)
-        without_store = OutageFallback(journal, metrics, clock, settings.workers)
+        fallback = OutageFallback(journal, metrics, clock, settings.workers)
         self.admission = AdmissionEngine(
             batcher,
             self.epochs,
             self.quotas,
             self.slices,
             self.share_loop,
-            without_store,
+            fallback,
             metrics,
             clock,
             settings.adjust_ceiling,
         )
-        booking = JournalBooking(journal, without_store.allowances, coordinator, self.scripts, self.breaker, clock)
+        booking = JournalBooking(journal, fallback.allowances, coordinator, self.scripts, self.breaker, clock)
         pacing = Pacing(self.quotas.wake, clock, settings.report_interval_ms)
         self.exchange = LaneExchange(
             scripts=self.scripts,
@@ -121,13 +121,13 @@ class Cell:
         """Apply an action to what a hold has set aside here. Raises StoreUnavailable or StoreError."""
         incarnation = self._current_incarnation()
         with self._invalidating():
-            told = await self.scripts.update_hold(incarnation.fingerprint, hold, action, amount)
+            state = await self.scripts.update_hold(incarnation.fingerprint, hold, action, amount)
         if hold.epoch != incarnation.epoch:
             self.exchange_loop.report_older_epochs()
         for part in hold.parts:
             if part.algorithm == "allowance" and action in ("commit", "release"):
                 self.quotas.return_surplus_later(part.quota)  # what was set aside and not used, of what is central
-        return told
+        return state
 
     async def find_operation(self, operation: Operation) -> KnownOperation | None:
         """Read the record of an operation over several cells. Raises OperationConflict or StoreUnavailable."""

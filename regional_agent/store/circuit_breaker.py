@@ -5,7 +5,7 @@ decide: no connection, no reply in time, or an error of the store's own, such as
 its request, and the store that reports it works.
 
 The breaker closes after a probe of its own has succeeded: a write on which nothing depends. A request that probed
-would be at risk, for without a reply nobody knows whether it was spent.
+would be at risk, for without a reply it may or may not have been spent.
 """
 
 import asyncio

@@ -71,12 +71,12 @@ def usage_dimensions(policy: str, usage_by: Collection[str], subject: Subject, r
 
     An API key appears as a hash only: its owner can find its usage, and no reader can find the key.
     """
-    told = {"policy": policy}
+    dimensions = {"policy": policy}
     if "route_class" in usage_by and route_class != NO_CLASS:
-        told["route_class"] = route_class
+        dimensions["route_class"] = route_class
     if "api_key" in usage_by and "api_key" in subject:
-        told["api_key"] = hashlib.sha256(subject["api_key"].encode()).hexdigest()[:KEY_DIGITS]
-    return _encoder.encode(told).decode()
+        dimensions["api_key"] = hashlib.sha256(subject["api_key"].encode()).hexdigest()[:KEY_DIGITS]
+    return _encoder.encode(dimensions).decode()
 
 
 def is_within(subject: Subject, networks: Iterable[Network]) -> bool:

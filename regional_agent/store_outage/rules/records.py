@@ -164,9 +164,9 @@ def batches(entries: Iterable[Entry], epoch: int, lanes: int) -> Iterator[Frozen
     by_lane: dict[int, list[Entry]] = defaultdict(list)
     for entry in summed(entries):
         by_lane[lane_of(entry.quota, lanes)].append(entry)
-    for lane, told in sorted(by_lane.items()):
+    for lane, lane_entries in sorted(by_lane.items()):
         consumed: dict[tuple[str, str], int] = defaultdict(int)
-        for seq, piece in enumerate(_pieces(told), start=1):
+        for seq, piece in enumerate(_pieces(lane_entries), start=1):
             leases = [_lease(quota, period, lines, consumed) for (quota, period), lines in piece.items()]
             yield FrozenBatch(epoch=epoch, lane=lane, seq=seq, leases=leases)
 
