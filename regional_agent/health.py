@@ -1,4 +1,4 @@
-"""Whether this agent can enforce: what `/readyz`, `/v1/status`, the metrics and the log say of it.
+"""Whether this agent can enforce limits, for `/readyz`, `/v1/status`, the metrics and the log.
 
 A reason has a code, which programs and alerts compare, and a text for people. It either makes the agent `not_ready`
 (most of what it is asked would be denied or could not be counted) or only `degraded`.
@@ -28,8 +28,8 @@ log = structlog.get_logger()
 
 WATCH_S = 0.5
 REFRESH_INTERVAL_S = 0.01
-REFUSED_FOR_MS = 10_000  # so long refused exchanges only weaken the region: leases that it has go on
-MOST_LEASES = 100  # that are looked at while the region is cut off
+REFUSED_FOR_MS = 10_000  # refused exchanges only degrade the region for so long: its leases last
+MOST_LEASES = 100  # that are checked while the region is cut off
 
 
 _WORST_FIRST = (HealthStatus.NOT_READY, HealthStatus.DEGRADED)
@@ -74,14 +74,14 @@ class HealthMetrics:
 
 
 class HealthWatch:
-    """Looks at the agent's parts twice a second, and whenever somebody asks."""
+    """Checks the agent's parts twice a second, and on each request for its health."""
 
     def __init__(self, region: "Region", clock: Clock) -> None:
         self._region = region
         self._clock = clock
         self._metrics = HealthMetrics(region.metrics.registry)
         self._since: dict[tuple[str, str], datetime] = {}
-        self._noted: tuple[HealthStatus, frozenset[str]] = HealthStatus.READY, frozenset()  # what the log said last
+        self._noted: tuple[HealthStatus, frozenset[str]] = HealthStatus.READY, frozenset()  # logged last
         self._headroom: dict[int | None, Headroom] = {}
         self.is_shutting_down = False
         self._is_slow = False
@@ -94,7 +94,7 @@ class HealthWatch:
             await asyncio.sleep(WATCH_S)
 
     def shut_down(self) -> None:
-        """Not ready from now on, so that load balancers look elsewhere before the listener closes."""
+        """Report not ready from now on, so that load balancers remove the agent before the listener closes."""
         self.is_shutting_down = True
 
     def health(self) -> Health:
@@ -142,7 +142,7 @@ class HealthWatch:
             yield _degrading("cut_off", "the region is cut off from the coordinator; it spends the leases that it has")
 
     async def _look_at_leases(self, cell: Cell) -> None:
-        """While the region is cut off: how many of the leases that services ask for can still admit anything."""
+        """Count the leases in demand that can still admit something, while the region is cut off."""
         if not cell.quotas.contact.is_lost(self._clock.monotonic_ms()):
             self._headroom.pop(cell.number, None)
             return
@@ -150,7 +150,7 @@ class HealthWatch:
             self._headroom[cell.number] = await _headroom(cell)
 
     def _note_slow_store(self) -> None:
-        """Log once when decisions take longer than the time-out that was set, and again after it was otherwise."""
+        """Log once when decisions take longer than the configured timeout, and again after a recovery."""
         timeout = self._region.decision_timeout
         if timeout.is_too_short and not self._is_slow:
             p99_ms, waits_ms = (round(1000 * each, 1) for each in (timeout.quantile_s(99), timeout.seconds))
@@ -182,7 +182,7 @@ async def _headroom(cell: Cell) -> Headroom:
 
 
 def store_findings(cell: Cell) -> Iterator[Finding]:
-    """Yield what the cell's store, its epoch, its lanes and its journal lack."""
+    """Yield what is wrong with the cell's store, epoch, lanes and journal."""
     store, epochs = cell.store, cell.epochs
     if not store.connected:
         yield Finding("store_unreachable", store.fault)
@@ -238,7 +238,7 @@ def merged(told: Mapping[int, Health]) -> Health:
 
 
 async def able_to_enforce(watch: HealthWatch, patience_s: float) -> None:
-    """Wait until the agent is not `not_ready` any more, but no longer than so many seconds."""
+    """Wait until the agent can enforce, for `patience_s` at most."""
     with suppress(TimeoutError):
         async with asyncio.timeout(patience_s):
             while worst_of(watch.findings()) is HealthStatus.NOT_READY:  # noqa: ASYNC110 - several parts decide it

@@ -1,4 +1,4 @@
-"""What an agent tells about its region, to people and to those who decide where requests go."""
+"""The status of an agent and its region (`/v1/status`)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,8 +17,8 @@ from web.health import Health, HealthReason, HealthStatus
 
 MOST_LEASES = 1000
 MAX_HOT_KEYS = 20
-STORE_S = 0.5  # for all that is read from the store: the rest is answered whether it hangs or not
-MOST_REFUSALS = 20  # that are told in full
+STORE_S = 0.5  # for everything that is read from the store: the rest is answered even while the store hangs
+MOST_REFUSALS = 20  # that are shown in full
 
 
 class LeaseStatus(Struct, frozen=True, kw_only=True):
@@ -30,9 +30,9 @@ class LeaseStatus(Struct, frozen=True, kw_only=True):
     returned: Units
     held: Units
     available: int
-    overdraft: Units  # so much of the period may be admitted beyond the lease while the region is cut off
-    overdrawn: Units  # so much was
-    owed: Units  # of that, what is not settled yet
+    overdraft: Units  # what may be admitted beyond the lease in the period while the region is cut off
+    overdrawn: Units  # what was admitted beyond the lease
+    owed: Units  # the part of it that is not settled yet
     expires_in_ms: Units
     demand_milli: Units
 
@@ -62,7 +62,7 @@ class SlotShareStatus(Struct, frozen=True, kw_only=True):
 
 
 class SlotStatus(Struct, frozen=True, kw_only=True):
-    """What runs at once here."""
+    """The slots of one quota that are in use in this region."""
 
     quota: str
     in_use: Units
@@ -70,11 +70,11 @@ class SlotStatus(Struct, frozen=True, kw_only=True):
 
 
 class HotKeyStatus(Struct, frozen=True, kw_only=True):
-    """What is asked for most, by way of this agent."""
+    """A key with high demand at this agent."""
 
     quota: str
     demand_milli: Units
-    in_slices: Units  # units of a rate that lie with this agent, to be given out without the store
+    in_slices: Units  # units of a rate that this agent may admit without the store
 
 
 class StoreLatencyStatus(Struct, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ class StoreLatencyStatus(Struct, frozen=True, kw_only=True):
 
 
 class CellStatus(Struct, frozen=True, kw_only=True):
-    """One part of a Cluster, which lives by itself."""
+    """One cell of a Cluster."""
 
     cell: int
     node: str
@@ -97,7 +97,7 @@ class CellStatus(Struct, frozen=True, kw_only=True):
 class Status(Struct, frozen=True, kw_only=True):
     region: str
     agent: str
-    epoch: Units | None  # in a Cluster the newest of its cells'
+    epoch: Units | None  # in a Cluster the newest of all cells
     lanes: Units | None
     cells: list[CellStatus]  # of a Cluster
     policy_version: Units | None
@@ -120,7 +120,7 @@ class Status(Struct, frozen=True, kw_only=True):
 
 
 class _Stored(Struct, frozen=True, kw_only=True):
-    """What has to be read from the store."""
+    """The part of the status that is read from the store."""
 
     leases: list[LeaseStatus] = []
     more_leases: int = 0
@@ -173,7 +173,7 @@ def _stopped_lanes(region: Region) -> dict[str, str]:
 
 
 async def _stored_in_time(region: Region) -> _Stored:
-    """Read leases and slots, or say why they are missing: a store that hangs must not hide all else."""
+    """Read leases and slots, or return why they are missing: a store that hangs must not hide the rest."""
     if region.breaker() is not BreakerState.CLOSED:
         return _Stored(incomplete="the store's circuit breaker is not closed: its leases and slots are not read")
     try:
@@ -199,7 +199,7 @@ async def _stored(region: Region) -> _Stored:
 
 
 def _refusals(region: Region) -> list[str]:
-    """They concern single lanes and keys: the agent is ready all the same."""
+    """Return faults of single lanes and quotas, in spite of which the agent is ready."""
     found = [refusal for cell in region.cells for refusal in cell.refusals()]
     more = [f"{len(found) - MOST_REFUSALS} more refusals"] if len(found) > MOST_REFUSALS else []
     return found[:MOST_REFUSALS] + more
@@ -245,7 +245,7 @@ def _slot_shares(cell: Cell) -> list[SlotShareStatus]:
 
 
 def _cells(region: Region) -> list[CellStatus]:
-    """Of a Cluster."""
+    """Return the cells of a Cluster, or nothing for a single store."""
     return [
         CellStatus(
             cell=cell.number,

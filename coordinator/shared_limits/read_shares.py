@@ -1,4 +1,4 @@
-"""Who has what of the rates and slots that are shared by demand: what may be in force where, and the worst case."""
+"""Read the shares of rates and slots: what may be in force in each region, and the worst case of all."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,12 +17,12 @@ from protocol.limits.rates import Sharing
 
 
 class RegionRate(Struct, frozen=True, kw_only=True):
-    """Millionths of a unit a second."""
+    """A region's share of a rate, in millionths of a unit per second."""
 
     region: str
-    most_micro: int  # what it may be using, at most: of what it was given, not all may have been heard
+    most_micro: int  # the most that it may be using: it may not have received its latest share yet
     base_share_micro: int  # while the region is cut off
-    demand_micro: int | None  # None: it has said nothing yet
+    demand_micro: int | None  # None: it has not reported yet
     last_seen_at: datetime | None
 
 
@@ -31,20 +31,20 @@ class SharedRate(Struct, frozen=True, kw_only=True):
     sharing: Sharing
     limit_micro: int
     bound_milli: int  # thousandths of a unit beyond limit and burst that are admitted in the worst case; never more
-    overshoot_milli: int  # that may have been, at most, since regions began to speak of it
+    overshoot_milli: int  # and were at most so far, since the first report
     regions: list[RegionRate]
 
 
 class RegionSlots(Struct, frozen=True, kw_only=True):
     region: str
-    most: int  # that may be in use there, at most: what was taken by a share that is over by now is as well
+    most: int  # the most that may be in use, including what was taken by an expired share
     base_share: int  # while the region is cut off
-    wanted: int | None  # in use or waited for; None: it has said nothing yet
+    wanted: int | None  # in use or waited for; None: it has not reported yet
     last_seen_at: datetime | None
 
 
 class SharedSlots(Struct, frozen=True, kw_only=True):
-    """Never more are in use in all regions together than the limit, but for what was taken before it was lowered."""
+    """The shares of one quota's slots. All regions together use no more than the limit, unless it was lowered."""
 
     quota: str
     limit: int
@@ -53,7 +53,7 @@ class SharedSlots(Struct, frozen=True, kw_only=True):
 
 
 class ShareQuestion(NamedTuple):
-    """Empty: any."""
+    """Which shares to read. An empty filter selects all."""
 
     quotas: Sequence[str] = ()  # by name or by key
     tenants: Sequence[str] = ()
@@ -66,7 +66,7 @@ class ShareQuestion(NamedTuple):
 async def read_rates(
     connection: Connection, documents: Documents, question: ShareQuestion, after: str, limit: int, now: datetime
 ) -> dict[str, SharedRate | None]:
-    """At most so many keys that come after the given one. None: it is no rate that is shared. Wants a snapshot."""
+    """Return at most so many rates after the given key, or None if a named rate is not shared. Needs a snapshot."""
     found, catalogue = await _read(connection, documents, question, after, limit, now)
     now_ms = round(now.timestamp() * 1000)
     return {
@@ -80,7 +80,7 @@ async def read_rates(
 async def read_slots(
     connection: Connection, documents: Documents, question: ShareQuestion, after: str, limit: int, now: datetime
 ) -> dict[str, SharedSlots | None]:
-    """The same of slots."""
+    """Return shared slots in the same way."""
     found, catalogue = await _read(connection, documents, question, after, limit, now)
     now_ms = round(now.timestamp() * 1000)
     return {
@@ -100,7 +100,7 @@ async def _read(
 
 
 def _rate(quota: str, shared: Shared, terms: Terms, question: ShareQuestion, now_ms: int) -> SharedRate:
-    """What is owed grows until the next report says otherwise, so it is counted up to now."""
+    """Count the debt of a rate up to now: it grows until the next report."""
     count(shared, terms, max(now_ms, shared.at_ms))
     return SharedRate(
         quota=quota,

@@ -1,4 +1,4 @@
-"""Which part of a rate, or of what runs at once, each region may use now. Pure: times are arguments, numbers integers.
+"""Which share of a rate, or of slots, each region may use now. Pure: times are arguments, numbers are integers.
 
 A rate renews itself, so what nobody wants now is lent to whoever does, and asked back when that changes. A region says
 what it would use; it is told a share, which lasts for a few refreshes. Nobody is waited for, so what is told may be
@@ -38,27 +38,27 @@ from msgspec import Struct, field
 
 from protocol.limits.rates import MAX_RATE_MICRO, Sharing, base_slots, share_of
 
-PARTS = 1_000_000_000  # of a unit: what a millionth of a unit a second brings in a millisecond
+NANO_UNITS = 1_000_000_000  # in a unit: a rate of a millionth of a unit per second brings one per millisecond
 REFRESH_MS = 5_000
 CONTENDED_REFRESH_MS = 2_000
-QUICK_REFRESH_MS = 250  # while somebody has less than its fair share, or more than is surely there
-REFRESHES = 4  # that may be missed before a share is over
-KEPT_MS = 40_000  # so long after it was given, a share and what it falls back to are forgotten
-# A region counts from before it asked, a coordinator from its decision: a reply that took longer is not heard.
+QUICK_REFRESH_MS = 250  # while a region has less than its fair share, or more than is certainly free
+REFRESHES = 4  # that may be missed before a share expires
+KEPT_MS = 40_000  # after its grant, a share and its fallback are forgotten
+# A region counts from before its report, a coordinator from its decision: a region ignores a later reply.
 LATEST_REPLY_MS = 5_000
 MARGIN_MS = 250  # by how much the clocks of coordinators may differ
 LONGEST_MS = REFRESHES * REFRESH_MS + MARGIN_MS
 WORST_MS = 1_000
 MOST_REMEMBERED = 2**62  # of a number in a state: it has 64 bits
-FARTHEST_NUMBER_MS = 366 * 86_400_000  # numbers are moments: one farther ahead than this is no clock's error
-MOST_DEMAND = 1_000  # times the limit: enough to show who wants much more than there is
+FARTHEST_NUMBER_MS = 366 * 86_400_000  # numbers are times: one farther ahead than this is no clock error
+MOST_DEMAND = 1_000  # times the limit: enough to show which region has much more demand than there is
 MOST_PERHAPS = 8
 PAID_BACK_IN_MS = 2_000
-CARRIED = 10  # such a part of the worst case may be what was left of the limit, to be given out later
+CARRIED = 10  # the part of the worst case that may be unused limit, granted later
 CARRIED_IN_MS = 1_000
-NEAR = 16  # a share that lacks less than such a part is as good as the fair one: nobody is hurried for it
-WORTH_ASKING = 32  # for whoever lacks more than such a part, where it is to be had
-ASK_AGAIN_MS = 500  # whoever does not answer a hint
+NEAR = 16  # a share that lacks less than this part is as good as the fair one
+WORTH_ASKING = 32  # for a region that lacks more than this part of its share
+ASK_AGAIN_MS = 500  # a region that did not answer a signal
 SLOT_MICRO = 1_000_000
 SLOT_REFRESH_MS = 1_000  # while a slot is waited for: work takes longer than a bucket to fill
 TURN_MS = 10_000  # of slots that do not divide, another region has the odd ones first
@@ -98,14 +98,14 @@ def _within(units: int, bound: Bound) -> int:
 
 
 def _outside(levels: Mapping[int, int], bounds: Sequence[Bound]) -> set[int]:
-    """Those who cannot stand at this level, whatever becomes of the others."""
+    """Return members whose bounds exclude this level, whatever the others get."""
     low = {place: bounds[place].low - level for place, level in levels.items() if level < bounds[place].low}
     high = {place: level - bounds[place].high for place, level in levels.items() if level > bounds[place].high}
     return set(low) if sum(low.values()) > sum(high.values()) else set(high or low)
 
 
 class Member(NamedTuple):
-    """A region that takes part in a rate."""
+    """A region that shares a limit."""
 
     weight: int
     floor_micro: int = 0
@@ -130,7 +130,7 @@ def _wanted(member: Member, demand_micro: int) -> Bound:
 
 
 class Terms(NamedTuple):
-    """What is to be shared, among whom and how."""
+    """A shared limit: how much, among which regions, and how."""
 
     limit_micro: int
     sharing: Sharing
@@ -145,16 +145,16 @@ class Terms(NamedTuple):
 
     @property
     def longest_ms(self) -> int:
-        """After a decision, that something may be in use by it."""
+        """Return for how long after a decision something may be in use by it."""
         return LONGEST_MS + self.lasting_ms
 
     def base_share_micro(self, region: str) -> int:
-        """What is reserved for it; a region that takes no part has nothing."""
+        """Return what is reserved for a region. A region that does not share the limit has nothing."""
         return self.base_shares.get(region, 0)
 
     @property
     def worst(self) -> int:
-        """The published bound, in thousand-millionths of a unit."""
+        """Return the published bound of the overshoot, in nano units."""
         return self.limit_micro * WORST_MS if self.sharing is Sharing.ADAPTIVE else 0
 
 
@@ -183,7 +183,7 @@ def terms_of_slots(
 
 
 class Report(NamedTuple):
-    """What a region says of one rate, as its store had it in one moment."""
+    """A region's report of one limit, as its store had it at one moment."""
 
     region: str
     demand_micro: int
@@ -204,7 +204,7 @@ class Grant(NamedTuple):
 
 
 class Given(Struct, array_like=True):
-    """A share as a region may have it. Without a number: none, which is the base share."""
+    """A share that a region may have. Number 0 stands for none, which is the base share."""
 
     number: int = 0
     rate_micro: int = 0
@@ -218,9 +218,9 @@ class Given(Struct, array_like=True):
 
 
 class Holding(Struct, array_like=True):
-    """What one region may have: the share that it named last, or any that it was given since."""
+    """What one region may have: the share in its last report, or any that was granted since."""
 
-    demand_micro: int | None = None  # None: it has said nothing yet
+    demand_micro: int | None = None  # None: it has not reported yet
     heard_ms: int = 0
     perhaps: list[Given] = field(default_factory=lambda: [Given()])
     spent: int = 0  # units, when it named a share last as soon as it could
@@ -245,12 +245,12 @@ class Holding(Struct, array_like=True):
 
 
 class Shared(Struct, array_like=True):
-    """One rate: all that a coordinator has to remember of it, and may lose. Who begins anew knows no holding."""
+    """All that a coordinator remembers of one limit. It may be lost: then it has no holdings."""
 
     since_ms: int
     at_ms: int
     holdings: dict[str, Holding] = field(default_factory=dict)
-    debt: int = 0  # what may have been admitted beyond the limit and is not paid back, in thousand-millionths of a unit
+    debt: int = 0  # what may have been admitted beyond the limit and is not paid back, in nano units
     most_debt: int = 0
     balance: int = 0  # what is to be paid back yet, likewise; below zero: what was left of the limit, to be given out
 
@@ -265,7 +265,7 @@ class Answer(NamedTuple):
 
 
 def share_out(shared: Shared, report: Report, terms: Terms, now_ms: int) -> Answer:
-    """Take in what a region says, and decide what it may use. Changes `shared`."""
+    """Apply a region's report and decide its share. Changes `shared`."""
     now_ms = max(now_ms, shared.at_ms)
     for region in terms.members:
         shared.holdings.setdefault(region, Holding())
@@ -302,7 +302,7 @@ def _to_ask(
 
 
 def held_micro(shared: Shared, terms: Terms, from_ms: int, to_ms: int) -> int:
-    """The most that all regions together may be using at a moment from then to then."""
+    """Return the most that all regions together may be using at any time of an interval."""
     return sum(
         holding.most_within(from_ms, to_ms, terms.base_share_micro(region))
         for region, holding in shared.holdings.items()
@@ -336,7 +336,7 @@ def _stretches(shared: Shared, from_ms: int, to_ms: int) -> Iterator[tuple[int, 
 
 
 def _excess_micro(shared: Shared, terms: Terms, at_ms: int) -> int:
-    """By how much more than the limit is held."""
+    """Return by how much the regions hold more than the limit."""
     return held_micro(shared, terms, at_ms, at_ms) - terms.limit_micro
 
 
@@ -352,11 +352,11 @@ def beyond(shared: Shared, terms: Terms) -> Beyond:
 
 
 def _milli(parts: int) -> int:
-    return -(-parts * 1000 // PARTS)
+    return -(-parts * 1000 // NANO_UNITS)
 
 
 def plausible(shared: Shared, report: Report, terms: Terms, now_ms: int) -> Report:
-    """Bound a report by what can be true of a region that was given what is remembered here."""
+    """Bound a report by what can be true of a region with these remembered grants."""
     holding = shared.holdings.setdefault(report.region, Holding())
     has_micro = holding.given_within(now_ms, now_ms, terms.base_share_micro(report.region))
     most_micro = max(has_micro, *(each.rate_micro for each in holding.perhaps))
@@ -391,7 +391,7 @@ def hear(shared: Shared, report: Report, terms: Terms, now_ms: int) -> None:
     if report.epoch < holding.epoch or 0 < report.number < holding.perhaps[0].number:
         return
     if report.number and report.number == holding.perhaps[-1].number:
-        _refund(shared, holding, report.spent, terms.bursts.get(report.region, 0) * PARTS)
+        _refund(shared, holding, report.spent, terms.bursts.get(report.region, 0) * NANO_UNITS)
     shared.most_debt = max(shared.most_debt, shared.debt)
     holding.demand_micro, holding.heard_ms = report.demand_micro, now_ms
     numbers = {each.number for each in holding.perhaps}
@@ -430,7 +430,7 @@ def _refund(shared: Shared, holding: Holding, spent: int, full: int) -> None:
     """What it did not use while more than the limit was held was not admitted. All that it used counts as used then;
     and what lies in its bucket meanwhile is used later, so only what runs over is lost.
     """
-    used = (spent - holding.spent) * PARTS
+    used = (spent - holding.spent) * NANO_UNITS
     if used >= 0:
         missing = holding.missing + used - holding.counted
         unspent = max(0, -missing)
@@ -444,7 +444,7 @@ def _refund(shared: Shared, holding: Holding, spent: int, full: int) -> None:
 
 
 def targets_of(shared: Shared, terms: Terms, now_ms: int) -> dict[str, int]:
-    """The fair shares, of what is left when a part of the debt is paid, and of what was left before."""
+    """Return fair shares of the limit, less a part of the debt, plus what was left before."""
     repaid_micro = min(terms.limit_micro // 4, max(0, shared.balance) // PAID_BACK_IN_MS) if terms.worst else 0
     demands = [_demand(shared, region, terms, now_ms) for region in terms.members]
     divided_micro = terms.limit_micro - repaid_micro + _carried_micro(shared)
@@ -459,7 +459,7 @@ def _carried_micro(shared: Shared) -> int:
 
 
 def whole_slots(limit_micro: int, shares: Sequence[int], turn: int) -> list[int]:
-    """What does not come out even goes to those who lack most of a slot; of equals, to another one each turn."""
+    """Give the odd slots to the regions that lack most of one; among equals, to another one each turn."""
     whole = [share - share % SLOT_MICRO for share in shares]
     left = (limit_micro - sum(whole)) // SLOT_MICRO
     lacking = [place for place, share in enumerate(shares) if share % SLOT_MICRO]
@@ -470,7 +470,7 @@ def whole_slots(limit_micro: int, shares: Sequence[int], turn: int) -> list[int]
 
 
 def _demand(shared: Shared, region: str, terms: Terms, now_ms: int) -> int:
-    """Who has said nothing yet uses less than half of its base share; who says nothing any more may use all of it."""
+    """Return the demand to count. Without any report it is under half of the base share, later up to all of it."""
     holding, base_share_micro = shared.holdings[region], terms.base_share_micro(region)
     if holding.demand_micro is not None and now_ms < holding.heard_ms + LONGEST_MS:
         return holding.demand_micro
@@ -479,7 +479,7 @@ def _demand(shared: Shared, region: str, terms: Terms, now_ms: int) -> int:
 
 
 def _is_contended(shared: Shared, terms: Terms, now_ms: int) -> bool:
-    """Somebody would use more than its base share."""
+    """Return whether a region would use more than its base share."""
     return any(
         holding.demand_micro is not None
         and now_ms < holding.heard_ms + LONGEST_MS
@@ -574,7 +574,7 @@ def _merge(perhaps: list[Given]) -> None:
 
 
 def _excess_of_merging(one: Given, other: Given) -> int:
-    """The higher rate, for as long as it would be held longer."""
+    """Return the higher rate, for the longer of both times."""
     lower, higher = sorted((one, other), key=lambda given: given.rate_micro)
     return (higher.rate_micro - lower.rate_micro) * max(0, lower.until_ms - higher.until_ms)
 

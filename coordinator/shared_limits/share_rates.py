@@ -1,4 +1,4 @@
-"""What a region says of rates and slots that are shared by demand, and what it may use of each from now on.
+"""Answer a region's reports of shared rates and slots with its shares.
 
 All coordinators meet in one row for each key. It is locked, decided on (rules.py) and written in one
 transaction, which logs nothing: no report of a rate waits for a disk. Who could give something up is asked by a signal.
@@ -34,10 +34,10 @@ FORGOTTEN_AFTER = timedelta(milliseconds=3 * KEPT_MS)
 
 
 class SharedOut(NamedTuple):
-    """The answer, and what the metrics want to know."""
+    """The response, and what the metrics count."""
 
     response: SharesResponse
-    overshoots: Sequence[tuple[str, int, int]]  # quota key, the most that was owed and the bound, both in parts
+    overshoots: Sequence[tuple[str, int, int]]  # quota key, the largest debt and the bound, both in nano units
 
 
 async def share_rates(
@@ -71,7 +71,7 @@ def decide(
     shares: Mapping[str, Shared],
     now_ms: int,
 ) -> tuple[SharesResponse, list[Notice]]:
-    """Changes the shares of what is shared; says why the rest is not."""
+    """Update the shares of all reported limits. Return why the rest was refused."""
     refused: list[ItemRefused] = []
     answers: dict[str, Answer] = {}
     for quota, report in _reports(region, request):

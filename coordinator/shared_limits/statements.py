@@ -1,4 +1,4 @@
-"""Where coordinators meet over a rate that is shared: one row for each key, locked while a report is answered."""
+"""The statements on shared limits: one row for each key, locked while a report is answered."""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
@@ -15,7 +15,7 @@ from coordinator.shared_limits.rules import Shared
 
 
 async def lock_shares(connection: Connection, quotas: Collection[str], now: datetime) -> dict[str, Shared]:
-    """Each of them, whether it was there or not; in one order, so that nobody waits for who waits for him."""
+    """Lock each key, and create missing ones. All callers use one order, which prevents deadlocks."""
     names, now_ms = sorted(quotas), round(now.timestamp() * 1000)
     rows = await connection.fetch(_LOCK, names)
     if len(rows) < len(names):
@@ -44,7 +44,7 @@ async def read_shares(
 
 
 async def forget_shares(connection: Connection, before: datetime) -> int:
-    """Of which no region has said anything since: nothing of what was given then is in force any more."""
+    """Delete keys without a report since then: no share that was granted by then is in force any more."""
     return int((await connection.execute(_FORGET, before)).rpartition(" ")[2])
 
 

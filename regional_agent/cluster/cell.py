@@ -104,7 +104,7 @@ class Cell:
         return len(self.quotas.set_aside.items(now_ms)) + len(self.share_loop.set_aside.items(now_ms))
 
     def refusals(self) -> list[str]:
-        """Describe what the coordinator refused and is not offered to it for now, the newest first."""
+        """Describe what the coordinator refused and what is set aside for now, the newest first."""
         now_ms = self._clock.monotonic_ms()
         lanes = [
             f"lane {lane} of epoch {epoch} is refused: {stop.reason}"
@@ -126,7 +126,7 @@ class Cell:
             self.exchange_loop.report_older_epochs()
         for part in hold.parts:
             if part.algorithm == "allowance" and action in ("commit", "release"):
-                self.quotas.return_surplus_later(part.quota)  # what was set aside and not used, of what is central
+                self.quotas.return_surplus_later(part.quota)  # units of a central quota that the hold did not use
         return state
 
     async def find_operation(self, operation: Operation) -> KnownOperation | None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from coordinator.shared_limits.rules import (
     LONGEST_MS,
     MOST_REMEMBERED,
-    PARTS,
+    NANO_UNITS,
     SLOT_MICRO,
     Answer,
     Grant,
@@ -143,4 +143,4 @@ def test_a_published_debt_is_bounded() -> None:
         share_out(world.shared, lie, world.terms, world.now_ms)
         world.exchange("a", 1)
         world.pass_time(1_000)
-    assert beyond(world.shared, world.terms).overshoot_milli <= LIMIT * 1_000 * 1_000 // PARTS
+    assert beyond(world.shared, world.terms).overshoot_milli <= LIMIT * 1_000 * 1_000 // NANO_UNITS

@@ -15,8 +15,8 @@ from coordinator.shared_limits.rules import (
     KEPT_MS,
     LATEST_REPLY_MS,
     LONGEST_MS,
+    NANO_UNITS,
     PAID_BACK_IN_MS,
-    PARTS,
     Bound,
     Grant,
     Member,
@@ -184,7 +184,7 @@ def test_unused_units_are_no_debt() -> None:
     assert shared.debt == 60_000_000 * 200
     for name in ("a", "b"):
         share_out(shared, Report(name, 0, grants[name].number, 30_000_000, spent=2), of, 200)
-    assert shared.debt == 4 * PARTS, "two times two units were used, perhaps just then"
+    assert shared.debt == 4 * NANO_UNITS, "two times two units were used, perhaps just then"
     count(shared, of, 400)
     owed = shared.debt
     share_out(shared, Report("a", 0, grants["a"].number, 30_000_000, spent=2), of, 400)
@@ -200,7 +200,7 @@ def test_units_in_a_bucket_are_counted() -> None:
         spent += used
         told = share_out(shared, Report("a", LIMIT, told.number, 30_000_000, spent), of, 200 * turn).grant
     assert spent == 4 * 6
-    assert shared.debt == 4 * 60_000_000 * 200 - 2 * PARTS, "two were in the bucket before, and are of the burst"
+    assert shared.debt == 4 * 60_000_000 * 200 - 2 * NANO_UNITS, "two were in the bucket before, and are of the burst"
 
 
 def test_unused_capacity_is_kept_up_to_a_tenth_of_the_worst_case() -> None:
@@ -313,7 +313,7 @@ class World:
         if kept < rate and region.share.number_at(self.now_ms * 1000):
             region.share = region.share.lowered(kept)
         number = region.share.number_at(self.now_ms * 1000)
-        region.told, region.spent = region.told - -region.spent // PARTS, 0  # whole units, rounded up
+        region.told, region.spent = region.told - -region.spent // NANO_UNITS, 0  # whole units, rounded up
         self.reports.append((Report(name, region.demand_micro, number, self.rate_of(name), region.told), self.now_ms))
 
     def decide(self, place: int, keep: bool) -> None:
