@@ -67,7 +67,7 @@ ROUTERS = (
 
 
 def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: SignalHub | None = None) -> FastAPI:
-    """The whole coordinator as an app. Its lifespan holds the connections; whoever serves it closes the hub first."""
+    """Return the whole coordinator as an app. Its lifespan holds the connections; the server closes the hub first."""
     hub = SignalHub() if hub is None else hub  # an empty one is false
     clock = ComparedClock(clock or SystemClock(), settings.clock_limit_ms)
     metrics, failures = Metrics(), JobFailures()
@@ -125,7 +125,7 @@ async def _unavailable(request: Request, error: Exception) -> Response:
 
 @asynccontextmanager
 async def _watching(health: HealthWatch) -> AsyncIterator[HealthWatch]:
-    """Look once before anything is served: without a comparison of the clocks nothing is decided."""
+    """Check once before anything is served: without a comparison of the clocks nothing is decided."""
     await health.look()
     task = asyncio.create_task(health.run())
     try:
@@ -149,7 +149,7 @@ async def _listening(url: str, hub: SignalHub) -> AsyncIterator[None]:
 
 
 def run() -> None:
-    """Serves until SIGTERM."""
+    """Serve until SIGTERM."""
     settings = load_settings(CoordinatorSettings)
     configure_logging("coordinator", settings.log_level)
     uvloop.run(_serve(settings))

@@ -65,7 +65,7 @@ class Coordinator:
 
 
 async def coordinator_of(request: Request) -> Coordinator:
-    """A coroutine, though it waits for nothing: FastAPI hands a plain function to a thread, for every request."""
+    """Return the coordinator. This is a coroutine since FastAPI calls plain functions in a thread, at every request."""
     found = request.app.state.coordinator
     assert isinstance(found, Coordinator)
     return found

@@ -250,7 +250,7 @@ class RateShare(ServiceMessage, frozen=True):
     refresh_in_ms: Milliseconds
     contended: bool  # others want more than they have: what is not used is to be given up
     bound_milli: Units = 0  # thousandths of a unit beyond limit and burst, in all regions together: in the worst case
-    overshoot_milli: Units = 0  # and at most so far; for whoever asks the region
+    overshoot_milli: Units = 0  # and at most so far
 
 
 class SlotShare(ServiceMessage, frozen=True):

@@ -32,7 +32,7 @@ class GrantRefusal(StrEnum):
     QUARANTINED = "quarantined"
     LEASE_EXPIRED = "lease_expired"  # it first returns what is left of it; there is hope
     TOTAL_TOO_LARGE = "total_too_large"  # the lease was granted all that a store can count; the next period has another
-    EXHAUSTED = "exhausted"  # nothing is left, and nobody holds any that could come back
+    EXHAUSTED = "exhausted"  # nothing is left, and no region holds any that could come back
     OVER_BUDGET = "over_budget"  # the region has wanted too many new keys in this minute: ask again later
     INVALID = "invalid"  # the want, rate or slot is malformed: `reason` says where. Asking again unchanged is useless
 

@@ -169,7 +169,7 @@ async def get_policies(
     query: Annotated[PollQuery, Query()],
     _if_none_match: IfNoneMatch = None,
 ) -> Response:
-    """All that an agent needs to decide. With `since`, waits until there is another version than that."""
+    """Return all that an agent needs to decide. With `since`, wait until there is another version than that."""
     with coordinator.hub.subscribe(region) as subscription:
         bundle, tag = await _bundle(coordinator, region)
         if is_up_to_date(request, query.since, bundle.version, tag):

@@ -3,7 +3,7 @@
 The region sends the batch that the ledger refused again and again. A rebase brings the ledger to where it stood just
 before that batch, as far as the batch shows; then the batch is booked like any other, with all its lines.
 
-    given       what the ledger had granted and forgot is granted once more, from what nobody holds. If that is not
+    given       what the ledger had granted and lost is granted once more, from unallocated units. If that is not
                 enough, the rest is funded beyond the limit, and goes as units come back: the region has them
     consumed    what had been booked before the batch, as one line that names no policy
     returned    comes with the batch: it tells of all returns

@@ -30,7 +30,7 @@ class PoolDemand(NamedTuple):
 
 
 def grant_units(grantable: int, limit: int, demand: PoolDemand) -> int:
-    """How many units to grant now; never more than are grantable."""
+    """Return how many units to grant now; never more than are grantable."""
     target = _target(limit, demand)
     if not demand.waiting and demand.available > max(target, demand.last_grant) // 2:
         return 0  # far from its low water mark: more would only lie idle

@@ -140,7 +140,7 @@ def reporting_epochs(exchanges: Iterable[Matched]) -> set[int]:
 
 
 def divisions_of(catalogue: Catalogue, pools: Iterable[Key], moves: Iterable[Move]) -> dict[Key, Division]:
-    """`moves`: all that are open of these pools."""
+    """Return how people divided each pool. `moves`: all that are open of these pools."""
     unless_set, by_pool = by_weight(catalogue), defaultdict[Key, list[Move]](list)
     for move in moves:
         by_pool[move.key].append(move)
@@ -304,7 +304,7 @@ def bounds_of(
     limits: Mapping[str, int],
     claims: ClaimBounds,
 ) -> Bounds:
-    """`overages`: what each region has used beyond its grants until now."""
+    """Return the bounds of a decision. `overages`: what each region has used beyond its grants until now."""
     overage_left: dict[str, dict[Key, int]] = defaultdict(dict)
     for (region, key), overage in overages.items():
         pool = locked.pools[key].pool

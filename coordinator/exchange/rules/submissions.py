@@ -163,7 +163,7 @@ def _match(exchange: Classified, catalogue: Catalogue, entitled: FindEntitledPer
         if exchange.lane and exchange.lane.epoch_state is not EpochState.CURRENT:
             refused = _refuse_all(exchange.demands, GrantRefusal.EPOCH_FENCED)
         elif not catalogue.is_active(exchange.region):
-            # Answered, and not left out: whoever waits for it would wait in vain.
+            # Answered, and not left out: requests that wait for it would wait in vain.
             refused = _refuse_all(exchange.demands, GrantRefusal.REGION_NOT_ACTIVE)
         else:
             requests, refused = make_grant_requests(exchange.demands, entitled)
