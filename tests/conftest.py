@@ -1,7 +1,7 @@
 """Real servers for the tests: one Postgres and one store for each worker, and nothing left over between tests.
 
-A test that asks for `database` gets one of its own, copied from a migrated template; one that asks for `store` gets the
-worker's store, emptied. Both are URLs; `database` is the owner's, and `restricted` makes it what a coordinator is told.
+A test that requests `database` gets one of its own, copied from a migrated template; one that requests `store` gets the
+worker's store, emptied. Both are URLs; `database` is the owner's, and `restricted` makes it the coordinator's.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from leasehold.local_stack import embedded
 from leasehold.local_stack.processes import stop, wait_until
 from migrations.run import upgrade
 
-# A machine that is busy is no fault of the code: no test fails for the time that it took.
+# No test fails for the time that it took, because a busy machine is no fault of the code.
 settings.register_profile("leasehold", deadline=None)
 settings.load_profile("leasehold")
 
@@ -46,7 +46,7 @@ OF_TESTS = embedded.WITHOUT_DURABILITY | {"max_wal_size": "64MB", "min_wal_size"
 
 @dataclass(frozen=True)
 class Server:
-    """A server of this worker; a test that wants another one of its kind starts it with `embedded`."""
+    """A server of this worker. A test that needs another one of its kind starts it with `embedded`."""
 
     port: int
     password: str
@@ -54,7 +54,7 @@ class Server:
 
 @dataclass(frozen=True)
 class PostgresServer(Server):
-    """The worker's Postgres, and the one connection that makes and drops databases on it."""
+    """The worker's Postgres, and one connection that creates and drops its databases."""
 
     runner: asyncio.Runner
     owner: "asyncpg.Connection[asyncpg.Record]"
@@ -82,7 +82,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def of_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The directory of this worker's servers: in memory, where there is room for it."""
+    """Yield the directory of this worker's servers, in memory if there is room for it."""
     if not MEMORY.is_dir() or shutil.disk_usage(MEMORY).free < ROOM:
         yield tmp_path_factory.mktemp("servers")
         return
@@ -92,9 +92,9 @@ def of_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @contextmanager
 def in_memory() -> Iterator[Path]:
-    """A directory that is locked as long as its run lives: what one that was killed left behind, the next removes."""
+    """Yield a directory that is locked while its run lives; the next run removes what a killed run left behind."""
     for left in MEMORY.glob(f"{NAME_IN_MEMORY}*"):
-        with suppress(OSError), _locked(left):  # else it is in use, or somebody else's
+        with suppress(OSError), _locked(left):  # otherwise it is in use, or another user's
             shutil.rmtree(left)
     nameless = Path(tempfile.mkdtemp(dir=MEMORY))
     with _locked(nameless):
@@ -168,7 +168,9 @@ def introspection_cache() -> Iterator[None]:
 
 
 def restricted(owners_url: str) -> str:
-    """The same database as a coordinator comes to it: with the restricted role, and in tests with the same password."""
+    """Return the URL of the same database for a coordinator: with the restricted role and, in
+    tests, the same password.
+    """
     return owners_url.replace(f"://{embedded.OWNER}:", "://coordinator:", 1)
 
 
@@ -177,21 +179,21 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def database(postgres_server: PostgresServer) -> Iterator[str]:
-    """The owner's URL of a database that holds the schema and nothing else."""
+    """Yield the owner's URL of a database that holds the schema and nothing else."""
     with copied(postgres_server) as url:
         yield url
 
 
 @pytest.fixture
 def empty_database(postgres_server: PostgresServer) -> Iterator[str]:
-    """The owner's URL of a database without any table."""
+    """Yield the owner's URL of a database without any table."""
     with copied(postgres_server, "template0") as url:
         yield url
 
 
 @contextmanager
 def copied(server: PostgresServer, template: str = TEMPLATE) -> Iterator[str]:
-    """Copy a database to which nobody is connected, yield the owner's URL of the copy, and drop it."""
+    """Copy a database that has no connections, yield the owner's URL of the copy, and drop it."""
     name = f"test_{next(_numbers)}"
     server.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY FILE_COPY')
     yield embedded.postgres_url(server.port, server.password, name)
@@ -214,7 +216,7 @@ def store_server(of_servers: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def store(store_server: Server) -> str:
-    """The URL of a store that is empty and knows no script."""
+    """Yield the URL of a store that is empty and has no scripts loaded."""
     for command in ("FLUSHALL", "SCRIPT FLUSH", "FUNCTION FLUSH"):
         assert embedded.send_to_store(store_server.port, store_server.password, command).startswith("+OK")
     return embedded.store_url(store_server.port, store_server.password)

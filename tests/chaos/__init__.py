@@ -1,1 +1,1 @@
-"""Processes are killed under load, and then the books are compared with a journal that was kept outside of them."""
+"""Processes are killed under load, and then the ledger is compared with a journal kept outside of them."""

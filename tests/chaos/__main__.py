@@ -1,4 +1,4 @@
-"""`./dev chaos --minutes N`: kills what is running, again and again, and prints the balance sheet."""
+"""`./dev chaos --minutes N` kills running processes, again and again, and prints the balance sheet."""
 
 import argparse
 import asyncio

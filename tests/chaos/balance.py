@@ -1,4 +1,4 @@
-"""The balance sheet: what the services were told, beside what the books say."""
+"""The balance sheet compares what the services were answered with the ledger."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ class Line:
     unaccounted: int  # leased and not accounted for: outstanding, suspense, estimated, written off
 
     def faults(self) -> list[str]:
-        """Each is a unit sold twice, lost, or booked twice."""
+        """Return the faults of the tenant: units sold twice, lost, or booked twice."""
         found = []
         if self.admitted > self.limit:
             found.append(f"{self.tenant}: {self.admitted} admitted of {self.limit}")
@@ -34,7 +34,7 @@ class Line:
 
 
 def settled_balance(stack: Stack, journal: Journal) -> list[Line]:
-    """Once what is on the way has arrived: the books stand still for a while."""
+    """Return the balance once it stays the same for a while, when all messages have arrived."""
     seen: list[list[Line]] = []
 
     def stands_still() -> bool:
@@ -69,7 +69,7 @@ def _quotas(stack: Stack) -> dict[str, dict[str, Any]]:
 
 
 def sheet(lines: list[Line], journal: Journal, kills: list[str]) -> str:
-    """As it is printed: every kill, and then the sums."""
+    """Return the printed sheet: every kill, and then the sums."""
     rows = [f"{'tenant':8}{'limit':>12}{'admitted':>12}{'unsure':>9}{'consumed':>12}{'unaccounted':>13}"]
     rows += [
         f"{each.tenant:8}{each.limit:12,}{each.admitted:12,}{each.unsure:9,}{each.consumed:12,}{each.unaccounted:13,}"

@@ -1,4 +1,4 @@
-"""Ways to kill: each takes pieces away without asking, and puts them back."""
+"""Kinds of kills; each ends processes abruptly and starts them again."""
 
 import random
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ KINDS = (
 
 
 def kill(stack: Stack, kind: str) -> str:
-    """Kills, starts again, and waits until all can do their work. Returns what happened, for the sheet."""
+    """Kill, start again, and wait until all processes work. Return what happened, for the sheet."""
     name, _, fsync = kind.partition(", ")
     if fsync:
         stack.fsync(name.removeprefix("store-"), fsync)

@@ -1,8 +1,8 @@
-"""The load, and the journal of what it was told: the truth that the books are compared with.
+"""The load, and the journal of the answers it got, with which the ledger is compared.
 
-Every check has an operation_id, and one whose answer was lost is sent again, to any agent of its region, until it is
-answered. So the journal knows of each unit whether a service was told that it may go on. What it cannot know: whether
-a unit was charged in an incarnation of the store that forgot it. Such units are counted apart.
+Every check has an operation_id and is sent again after a lost answer, to any agent of its region, until it is answered.
+So the journal knows for each unit whether a service was allowed to use it. It cannot know whether a unit was also
+charged in an incarnation of the store that lost it. Such units are counted apart.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ PAUSE_S = 0.005
 AGAIN_S = 0.05
 LARGEST_COST = 3
 TRANSPORT_S = 10.0
-ANSWERS = {200, 429}  # all others leave a service in doubt
+ANSWERS = {200, 429}  # after any other the outcome is unknown
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Load:
         self._stopping = False
 
     async def run(self) -> None:
-        """Until told to stop; then every operation that is under way is brought to an end."""
+        """Run until `stop` is called, and then finish every operation that is in progress."""
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=TRANSPORT_S, trust_env=False, limits=limits) as http:
             await asyncio.gather(*(self._work(http, region) for region in REGIONS for _ in range(AT_ONCE)))

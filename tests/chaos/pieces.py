@@ -1,4 +1,4 @@
-"""A stack whose pieces can be killed one by one, without asking, and started again."""
+"""A stack whose processes can be killed one by one, abruptly, and started again."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ from web.tokens import new_token
 
 PATIENCE_S = 60
 DATABASE = "leasehold"
-# Two agents share the first region's store: whoever is alive speaks for it.
+# Two agents share the first region's store; either one alone suffices.
 AGENTS = {"agent-us-east": "us-east", "agent-us-east-2": "us-east", "agent-eu-west": "eu-west"}
 REGIONS = ("us-east", "eu-west")
 LIMITS = {
@@ -43,7 +43,7 @@ TENANTS = {"small": 300, "large": 10_000_000}
 
 @dataclass
 class Piece:
-    """One process: how it is started, and when it can do its work."""
+    """A process, with how it is started and a check whether it is ready."""
 
     name: str
     start: Callable[[], subprocess.Popen[bytes]]
@@ -62,7 +62,7 @@ class Piece:
         assert wait_until(self._is_up, PATIENCE_S), f"{self.name} does not come back"
 
     def _is_up(self) -> bool:
-        """One that could not start, since something of the killed one was still there, is started again."""
+        """Start the process again if it failed because resources of its killed predecessor were still in use."""
         assert self.process is not None
         if self.process.poll() is not None:
             self.begin()
@@ -108,7 +108,7 @@ class Stack:
             piece.wait()
 
     def fsync(self, region: str, how: str) -> None:
-        """`always` or `everysec`."""
+        """Set the store's `appendfsync`: `always` or `everysec`."""
         self.send_to_store(region, f"CONFIG SET appendfsync {how}")
 
     def send_to_store(self, region: str, command: str) -> None:
@@ -189,7 +189,7 @@ class Stack:
         }
 
     def another_coordinator(self, name: str) -> tuple[str, Piece]:
-        """Beside the one that agents talk to: its URL, and the piece, which was not begun yet."""
+        """Return the URL and the process of a second coordinator, which is not started yet."""
         self._ports[name] = port = free_port()
         url = self._url(name)
         self.pieces[name] = Piece(name, lambda: self._coordinator_at(port, name), lambda: is_ready(url))
@@ -199,7 +199,7 @@ class Stack:
         environ = {
             "LEASEHOLD_AGENT_REGION": region,
             "LEASEHOLD_AGENT_NAME": name,
-            "LEASEHOLD_AGENT_DECISION_TIMEOUT_MS": "250",  # of a store that shares its cores with all the others
+            "LEASEHOLD_AGENT_DECISION_TIMEOUT_MS": "250",  # because the store shares its cores with all other processes
             "LEASEHOLD_AGENT_LAME_DUCK_MS": "0",
             "LEASEHOLD_AGENT_PORT": str(self._ports[name]),
             "LEASEHOLD_AGENT_COORDINATOR_URL": self.coordinator,

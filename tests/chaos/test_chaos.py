@@ -1,4 +1,4 @@
-"""Every kind of kill once, under load; `./dev chaos --minutes N` does it for longer."""
+"""Make every kind of kill once, under load; `./dev chaos --minutes N` does it for longer."""
 
 import asyncio
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ async def test_after_every_kind_of_kill_the_books_agree_with_the_journal(stack: 
         (Line("t", 300, 250, 5, 256, 0), "only 250 + 5 admitted"),
     ],
 )
-def test_a_sheet_that_does_not_agree_is_found(line: Line, what: str) -> None:
+def test_the_faults_of_a_sheet_are_found(line: Line, what: str) -> None:
     assert any(what in fault for fault in line.faults())
 
 

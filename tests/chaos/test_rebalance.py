@@ -1,4 +1,4 @@
-"""A coordinator that dies in the middle of a rebalance: another goes on, and what comes of it is what was planned."""
+"""A second coordinator finishes a rebalance, as planned, whose coordinator was killed midway."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ PEEK = {"subject": {"tenant": "large", "route": "/v1/exports"}, "cost": 500, "mo
 
 @contextmanager
 def held_up(stack: Stack, region: str) -> Iterator[None]:
-    """The agents of a region stand still in the middle of what they do."""
+    """Suspend the agents of a region in the middle of their work."""
     processes = [stack.pieces[name].process for name, where in AGENTS.items() if where == region]
     pids = [process.pid for process in processes if process is not None]
     for pid in pids:
@@ -30,7 +30,7 @@ def held_up(stack: Stack, region: str) -> Iterator[None]:
 
 
 def begun_and_killed(stack: Stack, number: int, wish: dict[str, Any], how_far: Callable[[Any], bool]) -> dict[str, Any]:
-    """A coordinator begins it, is asked until it has come so far, and is killed. Gives what it had told of the plan."""
+    """Let a coordinator start the rebalance, kill it at the given stage, and return the plan that it answered."""
     url, coordinator = stack.another_coordinator(f"coordinator-{number}")
     coordinator.begin()
     coordinator.wait()
@@ -58,7 +58,7 @@ def move(units: int) -> dict[str, Any]:
 
 
 def test_another_coordinator_goes_on_with_a_rebalance_whose_own_was_killed(tmp_path: Path) -> None:
-    """Once before the source has given anything back, and once while what it gave back is on its way."""
+    """Kill it once before the source returned units, and once while the returned units are in transit."""
     stack = Stack(tmp_path)
     try:
         stack.begin()

@@ -1,4 +1,4 @@
-"""The containers get the settings that the settings classes have."""
+"""The containers get the settings that the settings classes declare."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ EXAMPLE = dict(re.findall(r"^(\w+)=(.*)$", (ROOT / "compose/example.env").read_t
 OURS: dict[str, type[Settings]] = {"coordinator": CoordinatorSettings} | {
     f"agent-{name}": AgentSettings for name in REGIONS
 }
-FILLED = "0123456789abcdef" * 3  # as `openssl rand -hex 24` makes it
+FILLED = "0123456789abcdef" * 3  # as made by `openssl rand -hex 24`
 OTHERS = {name: f"{name}x" for name in EXAMPLE}
 VARIABLE = r"\$\{(\w+):[?-]\}"
 

@@ -1,4 +1,4 @@
-"""How long a connection is kept that nothing is said over: for agents, the coordinator and leases this must fit."""
+"""Idle connections are kept for times that fit agents, the coordinator and leases."""
 
 import httpx
 import pytest
@@ -11,11 +11,11 @@ from web.serving import KEEP_ALIVE_S
 pytestmark = pytest.mark.anyio
 
 
-def test_an_agent_lets_go_of_a_connection_before_the_coordinator_does() -> None:
+def test_an_agent_closes_an_idle_connection_before_the_coordinator_does() -> None:
     assert KEPT_S < KEEP_ALIVE_S, "it would say something over a connection that is being closed"
 
 
-def test_whoever_has_a_lease_renews_it_over_a_connection_that_is_there() -> None:
+def test_a_lease_is_renewed_over_an_open_connection() -> None:
     assert RENEWED_WITHIN_MS < KEPT_S * 1000
 
 
@@ -24,7 +24,7 @@ def test_a_lease_renewed_late_outlasts_a_minute_without_the_coordinator() -> Non
     assert lease_ms - RENEWED_WITHIN_MS > 60_000
 
 
-async def test_the_agents_client_keeps_them_for_so_long() -> None:
+async def test_the_agents_client_keeps_idle_connections_for_that_time() -> None:
     client = CoordinatorClient("http://127.0.0.1:1", "lh_token", "us-east")
     transport = client._http._transport
     assert isinstance(transport, httpx.AsyncHTTPTransport)

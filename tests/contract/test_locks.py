@@ -1,4 +1,4 @@
-"""Both lock files and pyproject.toml agree."""
+"""The lock files and pyproject.toml agree."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""The OpenAPI documents that are checked in are the ones that the code makes, and have every door of the contract."""
+"""The OpenAPI documents in the repository equal those that the code makes, and have every operation of the contract."""
 
 import json
 import re
@@ -106,12 +106,12 @@ def operations(service: ModuleType) -> dict[str, dict[str, Any]]:
 
 
 @each_service
-def test_the_document_is_the_codes(service: ModuleType) -> None:
+def test_the_document_equals_the_one_of_the_code(service: ModuleType) -> None:
     assert service.PATH.read_text(encoding="utf-8") == service.document(), "run `./dev openapi`, and look at the change"
 
 
 @each_service
-def test_every_door_of_the_contract_is_there(service: ModuleType) -> None:
+def test_every_operation_of_the_contract_is_there(service: ModuleType) -> None:
     assert set(operations(service)) == DOORS[service]
 
 
@@ -135,7 +135,7 @@ def test_every_reference_leads_somewhere(service: ModuleType) -> None:
 
 @each_service
 def test_every_operation_is_fit_for_a_generated_client(service: ModuleType) -> None:
-    """Names, texts and examples that generators of clients, and people, read."""
+    """Check the names, texts and examples that people and generators of clients read."""
     found = operations(service)
     ids = [each["operationId"] for each in found.values()]
     assert len(set(ids)) == len(ids)

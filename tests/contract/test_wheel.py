@@ -1,4 +1,4 @@
-"""The wheel beside an application that has modules of its own named like ours."""
+"""The wheel works with an application that has modules of the same names."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def installed(wheel: Path, directory: Path) -> Path:
-    """A new venv with the wheel, beside an application whose modules have the names of our packages."""
+    """A new venv with the wheel, and an application whose modules have the names of our packages."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory / "venv"], check=True)
     pip = [
         sys.executable,
@@ -99,7 +99,7 @@ def test_the_client_and_the_middleware_need_two_packages(client_only: Run) -> No
     assert ran.returncode == 0, ran.stderr
 
 
-def test_what_needs_the_server_says_so_in_a_sentence(client_only: Run) -> None:
+def test_commands_that_need_the_server_extra_say_so(client_only: Run) -> None:
     command = client_only("leasehold", "--help")
     assert (command.returncode, command.stdout) == (1, "")
     assert command.stderr == "leasehold: typer is not installed. Run: pip install 'leasehold[server]'\n"

@@ -1,4 +1,4 @@
-"""Start `leasehold up` as a process, for the tests that look at it from outside."""
+"""Helpers that start `leasehold up` as a process, for tests from outside."""
 
 import json
 import random
@@ -51,7 +51,7 @@ class Launcher:
         return self.data / "stack.json"
 
     def _is_ready(self) -> bool:
-        """Return whether stack.json is this launcher's: a killed one leaves its file."""
+        """Return whether stack.json is this launcher's, because a killed one leaves its file."""
         try:
             return bool(json.loads(self._stack_file.read_text())["pids"]["launcher"] == self.process.pid)
         except FileNotFoundError:
@@ -61,7 +61,7 @@ class Launcher:
         return self._errors.read_text()
 
     def ended(self, patience_s: float = PATIENCE_S) -> int:
-        """Wait for its exit, and return its status; no process may be left."""
+        """Wait for its exit, check that no process is left, and return its status."""
         self.process.wait(patience_s)
         assert not self.left()
         return self.process.returncode

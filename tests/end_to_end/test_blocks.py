@@ -1,4 +1,4 @@
-"""One key, blocked everywhere: in a running stack."""
+"""A key is blocked in every region of a running stack."""
 
 import os
 import signal
@@ -45,6 +45,6 @@ def is_let_in(launcher: Launcher, region: str) -> bool:
 
 
 def change(launcher: Launcher, method: str, path: str, body: object = None) -> Answer:
-    """As somebody who may change limits."""
+    """Call the coordinator with a token that may change limits."""
     token = launcher.stack["tokens"]["quota:write"]
     return call(method, f"{launcher.stack['coordinator']}{path}", token=token, body=body)

@@ -27,7 +27,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    """A stack that has booked something, as a reader has who comes to a page after the quickstart."""
+    """A stack that has booked usage, which is what a reader has after the quickstart."""
     with running(tmp_path_factory.mktemp("stack") / "data", "--json") as launcher:
         assert launcher.check("us-east").status == 200
         assert wait_until(lambda: launcher.consumed() == 1, PATIENCE_S)
@@ -71,7 +71,7 @@ def run(example: str, stack: Launcher, exported: str) -> str:
 
 
 def test_the_quickstart_leads_to_a_line_of_usage(stack: Launcher, exported: str) -> None:
-    """What its checks consumed is in the usage of both regions; what it was denied is not."""
+    """The usage of both regions contains what its checks consumed and nothing that was denied."""
     for example in examples("docs/quickstart.md"):
         run(example, stack, exported)
     assert wait_until(lambda: stack.consumed() >= 7, PATIENCE_S)
@@ -82,7 +82,7 @@ def test_the_quickstart_leads_to_a_line_of_usage(stack: Launcher, exported: str)
 
 
 def test_the_examples_of_the_python_client_work(stack: Launcher) -> None:
-    """Up to the in-process engine, which needs a store of its own."""
+    """Run the examples up to the in-process engine, which needs a store of its own."""
     blocks = re.findall(
         r"^```python\n(.*?)^```$", (ROOT / "docs/guides/python.md").read_text(), re.MULTILINE | re.DOTALL
     )

@@ -1,4 +1,4 @@
-"""What the guide for three in the morning promises, on a whole stack under load: through the commands alone."""
+"""The guide for operators keeps its promises on a whole stack under load, through commands alone."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def said(launcher: Launcher, *words: str) -> Any:
 
 @contextmanager
 def load(launcher: Launcher, region: str) -> Iterator[Counter[int]]:
-    """A service that asks and asks."""
+    """A service that sends checks without pause."""
     answers, stop = Counter[int](), threading.Event()
 
     def ask() -> None:
@@ -75,7 +75,7 @@ def lease(launcher: Launcher, region: str, units: int) -> None:
 def test_300_units_are_moved_and_a_region_is_drained_under_load(tmp_path: Path) -> None:
     with running(tmp_path / "data", "--json") as launcher:
         lease(launcher, "us-east", 500)
-        said(launcher, "rebalance", "weigh", EXPORTS, "ap-south.floor=300", "--yes")  # it is to stay there
+        said(launcher, "rebalance", "weigh", EXPORTS, "ap-south.floor=300", "--yes")  # it must stay there
         with load(launcher, "us-east") as answers:
             move = ("rebalance", "move", EXPORTS, "300", "--from", "us-east", "--to", "ap-south")
             planned = said(launcher, *move, "--dry-run")

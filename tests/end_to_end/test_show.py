@@ -1,4 +1,4 @@
-"""What Leasehold is for, seen from outside: through stack.json and HTTP, and nothing else."""
+"""The main promise of Leasehold, checked from outside through stack.json and HTTP alone."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ async def test_1500_checks_in_three_regions_admit_1000(tmp_path: Path) -> None:
 
 
 async def _check_everywhere(agents: dict[str, str]) -> list[httpx.Response]:
-    """Every region at once, as many requests under way in each as a busy service has."""
+    """Check in every region at once, with as many requests in parallel as a busy service has."""
     by_region = await asyncio.gather(*(_check(url) for url in agents.values()))
     return [answer for answers in by_region for answer in answers]
 
@@ -56,7 +56,7 @@ def _denials_are_as_promised(denials: list[httpx.Response]) -> None:
     for denial in denials:
         body = denial.json()
         assert denial.headers["Content-Type"] == "application/problem+json"
-        # Near the end a region may hold none while another still has some.
+        # Near the end one region may have no units while another still has some.
         assert body["type"] in ("/problems/quota-exceeded", "/problems/no-lease")
         assert body["status"] == 429
         assert (body["allowed"], body["denied_by"], body["degraded"]) == (False, "export", None)
@@ -84,14 +84,14 @@ async def _finance_sees_it_all(launcher: Launcher) -> None:
 
 
 async def _agents_deny_at_once(launcher: Launcher) -> None:
-    """Once nothing is left, no request waits for more."""
+    """Check that no request waits for more once nothing is left."""
     url = launcher.stack["agents"]["us-east"]
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as http:
         assert (await http.post("/v1/check", json={"subject": EXPORT})).status_code == 429
         waits = _counter((await http.get("/metrics")).text, "leasehold_lease_waits_total")
         for _ in range(20):
             assert (await http.post("/v1/check", json={"subject": EXPORT})).status_code == 429
-        # It asks again by itself after half a second or more, and perhaps one request was taken along.
+        # The agent requests more by itself after half a second or more, and one request may have waited for that.
         assert _counter((await http.get("/metrics")).text, "leasehold_lease_waits_total") <= waits + 2
 
 

@@ -1,4 +1,4 @@
-"""Small traces on real processes, as `./dev bench allocation-wan` plays them: what holds whatever the machine does."""
+"""Small traces of `./dev bench allocation-wan` on real processes, with the promises that hold on any machine."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.end_to_end.launching import free_base_port
 
 pytestmark = pytest.mark.anyio
 
-# Spent before the end, and before the region is back that is cut off meanwhile.
+# The allowance is spent before the end, and before the partitioned region is back.
 CUT_OFF = wan.Slow(zipf, limit=900, length_s=5, cut_s=(1, 4))
 LOST = wan.Slow(zipf, limit=900, length_s=5, cut_s=(1, 4), is_lost=True)
 RATE = wan.Slow(zipf, limit=100, length_s=2)
@@ -29,5 +29,5 @@ async def test_no_unit_is_sold_twice_or_lost_between_far_and_cut_off_regions() -
             assert real.books.is_exact
         of_rate = await wan.play_rate(stack, trace("rate", RATE, 1), wan.Subject("rate", "acme"))
     assert of_rate.played.others == 0
-    bound_s = 1  # beyond the bucket and what the rate brings, in the worst case: docs/guides/limits.md
+    bound_s = 1  # the worst case beyond bucket and rate: docs/guides/limits.md
     assert 0 < of_rate.played.admitted <= RATE.limit * (1 + bound_s + of_rate.played.took_s)

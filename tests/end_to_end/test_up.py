@@ -1,4 +1,4 @@
-"""`leasehold up` as a process, with real servers and services, and its errors."""
+"""`leasehold up` runs as a process with real servers and services, and reports its errors."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_two_runs_on_the_same_data(tmp_path: Path) -> None:
+def test_a_second_run_keeps_the_data_of_the_first(tmp_path: Path) -> None:
     data = tmp_path / "données, 1 of 2"
     with running(data, "--json") as first:
         _stack_is_as_promised(first)
@@ -146,7 +146,7 @@ def test_the_commands_on_the_screen_work_with_existing_servers(
         assert " 200 OK" in _shell(admission)
         assert " 429 Too Many Requests" in _shell(denial)
         assert wait_until(lambda: '"units":1' in _shell(usage), PATIENCE_S)
-        # Twice, and at once: nothing has to be orderly for everything to end.
+        # Two signals at once still end everything.
         launcher.process.send_signal(signal.SIGINT)
         launcher.process.send_signal(signal.SIGINT)
         launcher.ended(STOP_S)
@@ -157,8 +157,8 @@ def _shell(command: str) -> str:
 
 
 @pytest.mark.parametrize("newest", ["store-us-east", "agent-ap-south", "postgres"])
-def test_interrupted_before_it_is_ready(newest: str, tmp_path: Path) -> None:
-    """At any moment, no process is left."""
+def test_an_interrupt_before_it_is_ready_leaves_no_process(newest: str, tmp_path: Path) -> None:
+    """Interrupt it at any moment: no process is left."""
     base = free_base_port()
     record = tmp_path / "data" / "running.json"
     with subprocess.Popen([*UP, "--data", str(record.parent), "--port", str(base)], start_new_session=True) as process:
@@ -169,12 +169,12 @@ def test_interrupted_before_it_is_ready(newest: str, tmp_path: Path) -> None:
     refuse_used_ports(StackPlan(Path(), base).ports())
 
 
-def test_data_of_another_version(tmp_path: Path) -> None:
+def test_data_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "format").write_text("leasehold local stack, format 99\n")
     assert "holds the data of another version of Leasehold" in fails("--data", str(tmp_path))
 
 
-def test_data_of_another_postgres(tmp_path: Path) -> None:
+def test_data_of_another_postgres_is_refused(tmp_path: Path) -> None:
     (tmp_path / "format").write_text("leasehold local stack, format 2\n")
     (tmp_path / "secrets.json").write_text(
         json.dumps(
@@ -194,7 +194,7 @@ def test_data_of_another_postgres(tmp_path: Path) -> None:
     )
 
 
-def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o500)
     # Root may write anywhere but where there is no directory at all.
@@ -203,14 +203,14 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     assert f"cannot use {data} (" in fails("--data", str(data))
 
 
-def test_an_existing_postgres_that_does_not_answer(tmp_path: Path) -> None:
+def test_an_existing_postgres_that_does_not_answer_is_reported(tmp_path: Path) -> None:
     nobody = postgres_url(free_port(), "pa55word")
     said = fails("--data", str(tmp_path / "data"), "--port", str(free_base_port()), "--postgres", nobody)
     assert "the database could not be prepared: " in said
     assert "pa55word" not in said
 
 
-def test_a_used_port(tmp_path: Path) -> None:
+def test_a_used_port_is_reported(tmp_path: Path) -> None:
     base = free_base_port()
     with socket.create_server(("127.0.0.1", StackPlan(Path(), base).agent_port("eu-west"))):
         said = fails("--data", str(tmp_path / "data"), "--port", str(base))
@@ -226,6 +226,6 @@ def test_a_used_port(tmp_path: Path) -> None:
         ("--store", "us-east=http://127.0.0.1/0"),
     ],
 )
-def test_invalid_addresses(options: tuple[str, str], tmp_path: Path) -> None:
+def test_invalid_addresses_are_refused(options: tuple[str, str], tmp_path: Path) -> None:
     assert options[0] in fails("--data", str(tmp_path / "data"), *options)
     assert not (tmp_path / "data").exists()

@@ -1,4 +1,4 @@
-"""A coordinator that is killed as it tells somebody: what it told is told again by the next, under the same id."""
+"""A webhook event whose coordinator was killed during delivery is delivered again under the same id by another."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ async def owner(database: str) -> AsyncIterator[Connection]:
 
 @asynccontextmanager
 async def coordinator(database: str, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process, once it answers; killed at the end, if it is there still."""
+    """Yield a process once it answers, and kill it at the end if it still runs."""
     told = {"LEASEHOLD_COORDINATOR_DATABASE_URL": restricted(database), "LEASEHOLD_COORDINATOR_PORT": str(port)}
     command = [sys.executable, "-m", "leasehold.cli", "coordinator"]
     process = await asyncio.create_subprocess_exec(*command, env=os.environ | told, stdout=asyncio.subprocess.DEVNULL)
@@ -65,7 +65,7 @@ async def happened(owner: Connection, number: int) -> None:
         await enqueue(owner, [event(EventKind.DRIFT_FOUND, {"epoch": number}, number)], datetime.now(UTC))
 
 
-async def test_what_a_killed_coordinator_told_is_told_again_and_a_dead_letter_is_replayed(
+async def test_an_event_of_a_killed_coordinator_is_delivered_again_and_a_dead_one_replayed(
     database: str, owner: Connection, receiver: Receiver
 ) -> None:
     _, token = await issue_token(owner, ["admin"], "a test", datetime.now(UTC))
@@ -80,12 +80,12 @@ async def test_what_a_killed_coordinator_told_is_told_again_and_a_dead_letter_is
             killed.kill()
             assert await killed.wait() == -signal.SIGKILL
         state = "SELECT attempts, delivered_at, dead_at, status FROM delivery"
-        assert tuple(await owner.fetchrow(state) or ()) == (1, None, None, None)  # sent, and not noted
+        assert tuple(await owner.fetchrow(state) or ()) == (1, None, None, None)  # sent, but not recorded as sent
 
         receiver.hangs = False
         await owner.execute(
             "UPDATE delivery SET next_attempt_at = now()"
-        )  # the minute is over in which it is the dead one's
+        )  # the minute has passed in which the dead coordinator held it
         async with coordinator(database, port):
             await until(lambda: owner.fetchval("SELECT bool_and(delivered_at IS NOT NULL) FROM delivery"))
             assert len(receiver.ids) == 2

@@ -1,4 +1,4 @@
-"""`./dev faults`: make every fault of docs/guides/health.md in a real region, and print what the services say."""
+"""`./dev faults` makes every fault of docs/guides/health.md in a real region, and prints what the services report."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""One region of a real stack while a fault is made in it: what is done to its processes, and what is read from them."""
+"""One region of a real stack in which faults are made, with actions on its processes and readings of their state."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ LOOK_EVERY_S = 0.05
 
 @dataclass(frozen=True)
 class Readiness:
-    """What `/readyz` answered. The status is None where there was no answer."""
+    """The answer of `/readyz`. The status is None where there was no answer."""
 
     status: int | None
     word: str = ""
@@ -68,14 +68,14 @@ class Readiness:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a check answered. The status is None where there was no answer."""
+    """The answer to a check. The status is None where there was no answer."""
 
     status: int | None
     problem: str
     reason: str | None
     retry_after_ms: int | None
     took_ms: float
-    is_until_the_period_ends: bool = False  # that retry_after_ms
+    is_until_the_period_ends: bool = False  # whether retry_after_ms leads to its end
 
 
 @dataclass
@@ -145,7 +145,7 @@ class Scene:
         self.stack.ask("PUT", f"{self.stack.coordinator}/v1/subscriptions/{self.tenant}", {"plan": plan})
 
     def alter_postgres(self, change: str) -> None:
-        """Change a setting of the server while its commits may hang."""
+        """Change a setting of the server, even while its commits hang."""
         asyncio.run(self._alter_postgres(change))
 
     async def _alter_postgres(self, change: str) -> None:
@@ -186,7 +186,7 @@ class Scene:
         return Decision(answer.status_code, problem, reason, retry_after_ms, took_ms, _is_end_of_month(retry_after_ms))
 
     def use_much(self) -> None:
-        """Spend so much that the lease lasts for a while without the coordinator."""
+        """Spend so few units that the lease lasts for a while without the coordinator."""
         for _ in range(5):
             self.check(1000)
 
@@ -211,14 +211,14 @@ class Scene:
         raise AssertionError("nothing was denied")
 
     def is_well(self) -> bool:
-        """Return whether the region is ready, and admits again."""
+        """Return whether the region is ready and admits again."""
         readiness = self.agents_readiness()
         return readiness == Readiness(200, "ready") and self.coordinators_readiness() == readiness
 
     # --- logs --------------------------------------------------------------------------------------------------------
 
     def mark_logs(self) -> None:
-        """Read logs from here on."""
+        """Set the mark from which logs are read."""
         self._log_starts = {name: self.stack.log_of(name).stat().st_size for name in (AGENT, "coordinator")}
 
     def log(self, name: str) -> Iterator[dict[str, Any]]:

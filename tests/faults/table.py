@@ -1,4 +1,4 @@
-"""The faults of docs/guides/health.md: how each is made and healed, and what services and logs must say."""
+"""The faults of docs/guides/health.md: how each is made and healed, and what services and logs must report."""
 
 import os
 import signal
@@ -24,11 +24,11 @@ class Fault:
     log: tuple[tuple[str, str], ...] = ()  # service, and how the line's event begins
     plan: str = "large"
     ask: Callable[[Scene], Decision] = field(default=Scene.check)
-    is_fresh: bool = False  # begins with an empty store and a new agent, so that its tenant's lease is the only one
-    is_quick: bool = False  # is among those of a usual test run
+    is_fresh: bool = False  # starts with an empty store and a new agent, so that its tenant's lease is the only one
+    is_quick: bool = False  # is part of a usual test run
 
 
-# --- what is done -----------------------------------------------------------------------------------------------------
+# --- actions ----------------------------------------------------------------------------------------------------------
 
 
 def nothing(scene: Scene) -> None:
@@ -93,7 +93,7 @@ def start_agent_alone(scene: Scene) -> None:
 
 
 def take_down_and_empty(scene: Scene) -> None:
-    """Make the region need an epoch, and forbid it one."""
+    """Make the region need an epoch while it may not get one."""
     scene.set_region("down")
     scene.empty_store()
 

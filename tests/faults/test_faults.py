@@ -1,4 +1,4 @@
-"""What agent, coordinator, a check and the logs say of each fault.
+"""Agent, coordinator, checks and logs report each fault.
 
 With LEASEHOLD_FAULTS=all those that take longer are made as well.
 """
@@ -27,6 +27,6 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.mark.parametrize("fault", [pytest.param(each, id=each.name) for each in FAULTS if IS_WHOLE or each.is_quick])
-def test_a_fault_is_said_by_name_and_is_over_once_it_is_healed(scene: Scene, fault: Fault) -> None:
+def test_a_fault_is_reported_by_name_until_it_is_healed(scene: Scene, fault: Fault) -> None:
     [record] = run(scene, [fault])
     assert record.mismatches() == []

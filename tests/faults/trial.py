@@ -1,4 +1,4 @@
-"""Make one fault after the other, wait until the services say so, and record what they say."""
+"""Make one fault after the other, wait until the services report it, and record what they report."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ SERVICES = {"agent": AGENT, "coordinator": "coordinator"}
 
 @dataclass(frozen=True)
 class Record:
-    """What was said while a fault lasted."""
+    """What was reported while a fault lasted."""
 
     fault: Fault
     agent: Readiness
@@ -46,7 +46,7 @@ class Record:
 
 
 def run(scene: Scene, faults: Iterable[Fault]) -> Iterator[Record]:
-    """Yield what was said during each fault. Each begins, and ends, with a region that is ready."""
+    """Yield the report of each fault. Each fault begins and ends with a region that is ready."""
     for fault in faults:
         scene.tenant = f"tenant-{fault.name}"
         if fault.is_fresh:
@@ -66,7 +66,7 @@ def run(scene: Scene, faults: Iterable[Fault]) -> Iterator[Record]:
 
 
 def observe(scene: Scene, fault: Fault) -> Record:
-    """Wait until everything is said that the fault's table names; after PATIENCE_S return what is said instead."""
+    """Wait until everything in the fault's table is reported; after PATIENCE_S return what is reported instead."""
     slowest_ms = 0.0
     record = None
 

@@ -1,4 +1,4 @@
-"""`./dev hostile --minutes N`: attack a stack beside honest load, and print what that cost.
+"""`./dev hostile --minutes N` attacks a stack under honest load, and prints what that cost.
 
 A region attacks the coordinator with its valid token, and a local program attacks an agent.
 """

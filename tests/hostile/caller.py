@@ -1,4 +1,4 @@
-"""A local program that calls an agent with what it likes: long names, absurd costs, floods of keys, half requests."""
+"""A local program that calls an agent with long names, absurd costs, floods of keys, and half requests."""
 
 import asyncio
 import contextlib
@@ -19,12 +19,12 @@ NEW_TENANTS = 200
 LONG_NAMES = ("/" * 170, "é" * 100, "x" * 256, "tab\there", "line\nbreak", "\u202e", "😀" * 64, "..//..%2f", "=" * 250)
 HALVES = (b"", b"POST /v1/ch", b"POST /v1/check HTTP/1.1\r\nHost: localhost\r\nX: ", b"GET / HTTP/1.1\nHost: x\n")
 ROUTES = ("/v1/exports", "/v1/search")
-TENANT = "hostile-"  # how its tenants' names begin
+TENANT = "hostile-"  # prefix of its tenants' names
 
 
 class HostileCaller:
     def __init__(self, agent: str, seed: int) -> None:
-        self.statuses: dict[str, Counter[int]] = {}  # by attack: what it was answered
+        self.statuses: dict[str, Counter[int]] = {}  # answers by attack
         self._agent = agent
         self._chance = random.Random(seed)
         self._stopping = False
@@ -47,7 +47,7 @@ class HostileCaller:
         for half in self._halves:
             half.transport.abort()
 
-    # --- what it does -------------------------------------------------------------------------------------------------
+    # --- attacks ------------------------------------------------------------------------------------------------------
 
     async def attack_long_names(self) -> None:
         for name in LONG_NAMES:
@@ -86,7 +86,7 @@ class HostileCaller:
             await self._check(subject, cost=cost, operation_id=operation_id)
 
     async def attack_half_requests(self) -> None:
-        """Open connections and never finish what was begun on them."""
+        """Open connections and never finish the requests on them."""
         host, _, port = self._agent.removeprefix("http://").rpartition(":")
         for _ in range(HALF_CONNECTIONS if len(self._halves) < MOST_HALF_CONNECTIONS else 0):
             with contextlib.suppress(OSError):
@@ -103,7 +103,7 @@ class HostileCaller:
         for body in (b"[" * 100_000, b"{}", b"\x00", b'{"subject":' + b'{"a":' * 500, b"x" * 1_000_000):
             await self._send("/v1/check", body, {})
 
-    # --- how it says it -----------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def _subject(self, route: str = "/v1/exports") -> dict[str, str]:
         return {"tenant": TENANT + secrets.token_hex(8), "route": route}

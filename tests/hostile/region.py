@@ -1,4 +1,4 @@
-"""A region with a valid token that sends whatever it likes: absurd numbers, invented periods, keys, gaps, epochs."""
+"""A region with a valid token that sends absurd numbers, invented periods, keys and epochs, and gaps."""
 
 import asyncio
 import random
@@ -23,8 +23,8 @@ AMOUNTS = (MAX_UNITS, MAX_UNITS - 10, 10**12, 10**15)
 
 class HostileRegion:
     def __init__(self, coordinator: str, token: str, victims: Sequence[str], period: str, seed: int) -> None:
-        self.statuses: dict[str, Counter[int]] = {}  # by attack: what it was answered
-        self.outcomes: Counter[str] = Counter()  # what became of the exchanges that were read
+        self.statuses: dict[str, Counter[int]] = {}  # answers by attack
+        self.outcomes: Counter[str] = Counter()  # outcomes of the exchanges that were parsed
         self._base = f"{coordinator}/v1/regions/{REGION}"
         self._headers = {"Authorization": f"Bearer {token}"}
         self._victims, self._period = victims, period
@@ -47,7 +47,7 @@ class HostileRegion:
                     await attack(self)
                     await asyncio.sleep(0)
 
-    # --- what it does -------------------------------------------------------------------------------------------------
+    # --- attacks ------------------------------------------------------------------------------------------------------
 
     async def attack_absurd_totals(self) -> None:
         """Bill honest tenants more than could ever be used, in an epoch that was granted nothing."""
@@ -112,7 +112,7 @@ class HostileRegion:
         for frozen in ("{}", "null", "[" * 5000, msgspec.json.encode(batch).decode()):
             await self._send([{"frozen": frozen, "live": {"demands": [{"quota": "x" * 5000}, 7]}}])
 
-    # --- how it says it -----------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def _keys_of_a_lane(self) -> list[str]:
         lane = self._chance.randrange(self._lanes)

@@ -1,4 +1,6 @@
-"""A hostile region with a valid token, or a hostile caller, beside honest load; `./dev hostile` does it for longer."""
+"""A hostile region with a valid token, or a hostile caller, runs next to honest load; `./dev hostile` does it for
+longer.
+"""
 
 import os
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""Honest regions serve their tenants under attack: a hostile region at the coordinator, a hostile caller at an agent.
+"""Honest regions serve their tenants while a hostile region attacks the coordinator and a hostile caller an agent.
 
-What that cost is the verdict.
+The verdict is what the attack cost them.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ LIMITS = {
         {"name": "search", "match": {"route": "/v1/search"}, "by": ["tenant"], "quota": "api"},
     ],
 }
-# No region gets all of a tenant's units: that people set where regions do not trust each other.
+# No region gets all of a tenant's units, which is set where regions do not trust each other.
 CEILING = {"mode": "weigh", "quota": "exports", "settings": {REGION: {"ceiling": 1000}}}
 PAUSE_S = 0.02
 TRANSPORT_S = 30.0
@@ -52,7 +52,7 @@ TABLES_A_MINUTE, TABLES_ONCE = 65 * 8, 100
 
 
 class Attacker(Protocol):
-    statuses: dict[str, Counter[int]]  # by attack: what it was answered
+    statuses: dict[str, Counter[int]]  # answers by attack
 
     async def run(self) -> None: ...
 
@@ -61,7 +61,7 @@ class Attacker(Protocol):
 
 @dataclass
 class Honest:
-    """What services were told."""
+    """The answers that services got."""
 
     admitted: Counter[str] = field(default_factory=Counter)  # units of `exports`, by tenant
     answers: Counter[int] = field(default_factory=Counter)
@@ -151,7 +151,7 @@ async def _prepare(stack: Stack) -> str:
 
 
 async def _serve(stack: Stack, honest: Honest, took_ms: list[float], until: Awaitable[Any]) -> None:
-    """Check for every tenant at every agent, one after the other, until something is over."""
+    """Send checks for every tenant to every agent in turn until the event is set."""
     ends = asyncio.ensure_future(until)
     async with httpx.AsyncClient(timeout=TRANSPORT_S, trust_env=False) as http:
 
@@ -171,7 +171,7 @@ async def _serve(stack: Stack, honest: Honest, took_ms: list[float], until: Awai
 
 
 def _settled(stack: Stack, period: str, honest: Honest) -> dict[str, int]:
-    """Return what is booked of the honest tenants, once all that agents admitted has arrived."""
+    """Return what is booked for the honest tenants, once all that agents admitted has arrived."""
     found: dict[str, int] = {}
 
     def has_arrived() -> bool:

@@ -1,4 +1,4 @@
-"""A region's store, connected, with an epoch adopted: what the scripts meet in life."""
+"""Fixtures of a connected region's store with an adopted epoch, as scripts find it in production."""
 
 import asyncio
 from collections.abc import AsyncIterator

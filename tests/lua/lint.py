@@ -21,14 +21,14 @@ from tree_sitter import Language, Node, Parser
 ROOT = Path(__file__).parents[2]
 MAX_COLUMNS = 120
 
-# What a script finds in Redis and Valkey: Lua 5.1 without access to the system, and the first two lines. `require` is
+# Globals of scripts in Redis and Valkey: Lua 5.1 without access to the system, and the first two lines. `require` is
 # ours: regional_agent/store joins the files of lua/ before it sends them. Nothing may be assigned to any of these.
 GLOBALS = {
     *("redis", "server", "cjson", "cmsgpack", "struct", "bit", "KEYS", "ARGV", "require"),
     *("assert", "error", "ipairs", "next", "pairs", "pcall", "select", "tonumber", "tostring", "type", "unpack"),
     *("math", "string", "table"),
 }
-LIBRARIES = ("math", "string", "table")  # the fields of which the interpreter here knows
+LIBRARIES = ("math", "string", "table")  # whose fields the interpreter here knows
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Short ways to say what the tests of scripts say often."""
+"""Helpers for the tests of scripts."""
 
 import asyncio
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def lease_reply(quota: str = QUOTA, **changed: Any) -> LeaseReply:
 
 
 async def install(scripts: Scripts, incarnation: StoreIncarnation, *leases: LeaseReply, seq: int = 1) -> dict[str, int]:
-    """What the coordinator's reply to an exchange does; all leases are of one lane."""
+    """Settle a lane as the coordinator's reply to an exchange does; all leases are of one lane."""
     lane = lane_of(leases[0].quota, incarnation.lanes)
     reply = ExchangeReply(lane=lane, seq=seq, outcome=ExchangeOutcome.APPLIED, leases=list(leases))
     return await scripts.settle(incarnation, lane, await scripts.read_mono_us(), reply)
@@ -102,7 +102,7 @@ async def take_rate(
     burst: int = 10,
     mode: str = "enforce",
 ) -> Decision:
-    """From a bucket that refills so slowly that a test does not notice."""
+    """Take from a bucket that refills so slowly that a test does not notice."""
     return await scripts.check(incarnation, mode, [RateCharge(RATE, cost, rate_micro, burst)])
 
 
@@ -114,7 +114,7 @@ def hold_request(
     remembered_ms: int = 3_600_000,
     mode: str = "hold",
 ) -> StoreRequest:
-    """For an operation of that name: of all charges that can be, units are set aside."""
+    """Hold units for an operation of that name, of all charges that can be held."""
     parts = [part for charge in charges if (part := hold_part(charge)) is not None]
     terms = HoldTerms(HoldId.fresh(incarnation.epoch, incarnation.lanes, parts), ttl_ms)
     return StoreRequest(mode, charges, Operation(name, "body", remembered_ms), terms)

@@ -1,7 +1,7 @@
-"""Each algorithm of a rate on a real store against what it promises: never more, never less, and when to ask again.
+"""Each algorithm of a rate keeps its promise on a real store: never more, never less, and an exact time to retry.
 
-The oracle of an algorithm is its promise, written down over the list of all that was admitted, in exact fractions; it
-keeps no state. The store runs the real scripts on the test's clock (wire.py shows how).
+The oracle of an algorithm is its promise, written over the list of all that was admitted, in exact fractions, without
+state. The store runs the real scripts on the test's clock (see wire.py).
 """
 
 import asyncio
@@ -33,7 +33,7 @@ START_US = 1_000_000_000_000_000
 
 
 class Clocked:
-    """One key of one algorithm on a real store, at times that the test says."""
+    """One key of one algorithm on a real store, at times that the test sets."""
 
     def __init__(self, server: Server, algorithm: str) -> None:
         self.wire = Wire(server)
@@ -58,7 +58,7 @@ class Clocked:
 
 
 class Straight(LocalConnection):
-    """Every command goes to the real store."""
+    """Properties of one algorithm, for which every command goes to the real store."""
 
     def __init__(self, wire: Wire) -> None:
         super().__init__(ScriptedStore())
@@ -83,7 +83,7 @@ def clocked(store_server: Server, algorithm: str) -> Iterator[Clocked]:
 
 
 def limit_of(algorithm: str, units: int = 10) -> Rate:
-    """So many units at once, and a hundred a second where there is a rate; a window is a second."""
+    """Return a limit of so many units at once, and a hundred a second where there is a rate; a window is a second."""
     return Rate(units * 1_000_000, units, 1_000) if algorithm in WINDOWS else Rate(100_000_000, units)
 
 
@@ -93,7 +93,7 @@ Admitted = list[tuple[int, int]]  # at, units
 
 
 def fits(algorithm: str, admitted: Admitted, at: int, cost: int, limit: Rate) -> bool:
-    """Whether one more may pass, by the words of the algorithm's promise alone."""
+    """Return whether one more may pass, by the words of the algorithm's promise alone."""
     if cost > limit.burst:
         return False
     if algorithm in STEADY:
@@ -105,7 +105,7 @@ def fits(algorithm: str, admitted: Admitted, at: int, cost: int, limit: Rate) ->
 
 
 def _in_bucket(admitted: Admitted, at: int, limit: Rate) -> Fraction:
-    """What has not drained yet: the most of any stretch of the past up to now."""
+    """Return what has not drained yet: the maximum over every stretch of the past up to now."""
     level, since = Fraction(0), START_US
     for moment, units in [*admitted, (at, 0)]:
         level = max(Fraction(0), level - Fraction((moment - since) * limit.rate_micro, 10**12)) + units
@@ -114,7 +114,7 @@ def _in_bucket(admitted: Admitted, at: int, limit: Rate) -> Fraction:
 
 
 def _in_windows(admitted: Admitted, at: int, limit: Rate, *, tiles: bool) -> tuple[int, int, Fraction]:
-    """Units of this window and of the one before, and how much of that is still in sight, in whole milliseconds."""
+    """Return the units of this window and of the one before, and how much of that counts, in whole milliseconds."""
     window_us = limit.window_ms * 1000
     started, current, previous = at, 0, 0
     for place, (moment, units) in enumerate([*admitted, (at, 0)]):
@@ -141,7 +141,7 @@ arrivals = st.lists(
 @pytest.mark.parametrize("name", ALGORITHMS)
 @settings(max_examples=25, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 @given(steps=arrivals, units=st.integers(1, 12))
-def test_what_passes_is_what_the_promise_says(
+def test_an_algorithm_admits_exactly_what_it_promises(
     store_server: Server, name: str, steps: list[tuple[int, int]], units: int
 ) -> None:
     limit = limit_of(name, units)
@@ -161,7 +161,9 @@ def test_what_passes_is_what_the_promise_says(
 def _asks_again_in_time(
     clocked: Clocked, name: str, admitted: Admitted, cost: int, limit: Rate, retry_after_ms: int
 ) -> None:
-    """`retry_after_ms` is exact: nobody else asking, it is the first whole millisecond at which the request passes."""
+    """Check that `retry_after_ms` is exact: without other requests it is the first whole millisecond at which this one
+    passes.
+    """
     assert retry_after_ms > 0
     assert fits(name, admitted, clocked.now_us + retry_after_ms * 1000, cost, limit)
     assert not fits(name, admitted, clocked.now_us + (retry_after_ms - 1) * 1000, cost, limit)
@@ -172,7 +174,7 @@ def _asks_again_in_time(
 async def test_of_200_clients_at_once_exactly_the_limit_passes(
     scripts: Scripts, incarnation: StoreIncarnation, name: str
 ) -> None:
-    # So slow, or so long, that nothing comes back while the test runs.
+    # So slow, or so long, that nothing refills while the test runs.
     charge = RateCharge(RATE, 1, 1_000, 120, name, 3_600_000)
     clients = [CheckBatcher(scripts, breaker()) for _ in range(200)]
     decisions = await asyncio.gather(
@@ -190,7 +192,7 @@ def test_the_first_request_finds_all_of_the_limit(clocked: Clocked, algorithm: s
     assert not clocked.take(1, limit_of(algorithm)).allowed
 
 
-def test_who_comes_back_when_told_to_passes_and_not_a_millisecond_before(clocked: Clocked, algorithm: str) -> None:
+def test_a_retry_passes_at_the_named_time_and_not_a_millisecond_before(clocked: Clocked, algorithm: str) -> None:
     assert clocked.take(10, limit_of(algorithm)).allowed
     denied = clocked.take(3, limit_of(algorithm))
     clocked.advance((denied.retry_after_ms - 1) * 1000)
@@ -199,12 +201,12 @@ def test_who_comes_back_when_told_to_passes_and_not_a_millisecond_before(clocked
     assert clocked.take(3, limit_of(algorithm)).allowed
 
 
-def test_a_cost_above_the_capacity_is_told_from_a_denial(clocked: Clocked, algorithm: str) -> None:
+def test_a_cost_above_the_capacity_is_distinguished_from_a_denial(clocked: Clocked, algorithm: str) -> None:
     decision = clocked.take(11, limit_of(algorithm))
     assert (decision.reason, decision.remaining, decision.retry_after_ms) == ("cost_above_limit", 10, 0)
 
 
-def test_two_requests_in_one_millisecond_are_two(clocked: Clocked, algorithm: str) -> None:
+def test_two_requests_in_one_millisecond_both_count(clocked: Clocked, algorithm: str) -> None:
     remaining = []
     for _ in range(3):
         remaining.append(clocked.take(1, limit_of(algorithm)).remaining)
@@ -220,7 +222,7 @@ def test_a_clock_that_goes_back_gives_nothing_and_takes_nothing(clocked: Clocked
     assert clocked.take(10 if algorithm != RateAlgorithm.SLIDING_WINDOW else 9, limit_of(algorithm)).allowed
 
 
-def test_peek_takes_nothing_and_adjust_asks_nobody(clocked: Clocked, algorithm: str) -> None:
+def test_peek_takes_nothing_and_adjust_is_never_denied(clocked: Clocked, algorithm: str) -> None:
     limit = limit_of(algorithm)
     assert [clocked.take(10, limit, "peek").remaining for _ in range(2)] == [10, 10]
     assert clocked.wire.ask("KEYS", "*rate*") == []
@@ -229,7 +231,7 @@ def test_peek_takes_nothing_and_adjust_asks_nobody(clocked: Clocked, algorithm: 
     assert clocked.take(1, limit, "peek").remaining == 0
 
 
-def test_a_limit_that_is_lowered_and_raised_in_mid_flight_is_in_force_at_once(clocked: Clocked, algorithm: str) -> None:
+def test_a_limit_that_is_lowered_and_raised_applies_at_once(clocked: Clocked, algorithm: str) -> None:
     assert clocked.take(8, limit_of(algorithm)).allowed
     assert not clocked.take(3, limit_of(algorithm, 4)).allowed
     remaining = clocked.take(1, limit_of(algorithm), "peek").remaining
@@ -246,7 +248,7 @@ def give(clocked: Clocked, number: int, rate_micro: int, after_micro: int = 0, e
 
 
 def per_second(clocked: Clocked, seconds: int) -> int:
-    """What it admits, asked for all the time, after all that was there at first is gone."""
+    """Return what it admits under constant load, after the initial units are spent."""
     limit = limit_of(clocked.algorithm)
     while clocked.take(1, limit).allowed:
         pass
@@ -260,7 +262,7 @@ def per_second(clocked: Clocked, seconds: int) -> int:
 
 @pytest.mark.parametrize("algorithm", STEADY)
 @pytest.mark.parametrize("clocked_at", [0, 333, 999_999])
-def test_a_share_is_in_force_and_then_what_it_falls_back_to_and_then_the_safe_one(
+def test_a_share_lasts_then_falls_back_and_then_is_the_safe_share(
     clocked: Clocked, algorithm: str, clocked_at: int
 ) -> None:
     clocked.advance(clocked_at)
@@ -271,7 +273,7 @@ def test_a_share_is_in_force_and_then_what_it_falls_back_to_and_then_the_safe_on
 
 
 @pytest.mark.parametrize("algorithm", STEADY)
-def test_only_a_newer_share_is_heard_and_none_that_comes_late(clocked: Clocked, algorithm: str) -> None:
+def test_only_a_newer_share_is_accepted_and_none_that_is_late(clocked: Clocked, algorithm: str) -> None:
     assert [give(clocked, number, 40_000_000) for number in (5, 5, 4, 6)] == [1, 0, 0, 1]
     sent_us = at_once(clocked.scripts.read_mono_us())
     clocked.advance(5_000_001)
@@ -285,10 +287,10 @@ def test_only_a_newer_share_is_heard_and_none_that_comes_late(clocked: Clocked, 
 
 @pytest.mark.parametrize("algorithm", STEADY)
 @pytest.mark.parametrize(("old", "new"), [(1_000_000, 90_000_000), (90_000_000, 1_000_000), (7, 11_000_000)])
-def test_a_share_that_changes_leaves_in_the_bucket_what_is_in_it(
+def test_a_change_of_the_share_keeps_the_units_in_the_bucket(
     clocked: Clocked, algorithm: str, old: int, new: int
 ) -> None:
-    """Neither did it fill at the new rate before that was there, nor is what was taken counted at another."""
+    """Neither is the past refilled at the new rate, nor are units already taken counted at another."""
     limit = limit_of(algorithm)
     give(clocked, 1, old)
     assert clocked.take(10, limit).allowed
@@ -301,9 +303,7 @@ def test_a_share_that_changes_leaves_in_the_bucket_what_is_in_it(
 
 
 @pytest.mark.parametrize("algorithm", STEADY)
-def test_what_is_not_used_is_given_up_before_it_is_told_and_never_raised_from_here(
-    clocked: Clocked, algorithm: str
-) -> None:
+def test_unused_units_are_given_up_before_the_report_and_never_raised_here(clocked: Clocked, algorithm: str) -> None:
     give(clocked, 3, 90_000_000, after_micro=30_000_000)
 
     def told(agent: str, demand_micro: int, is_contended: bool) -> tuple[int, int, int, int]:
@@ -313,7 +313,7 @@ def test_what_is_not_used_is_given_up_before_it_is_told_and_never_raised_from_he
 
     assert clocked.take(4, limit_of(algorithm)).allowed
     assert told("one", 10_000_000, False) == (3, 90_000_000, 4, 10_000_000)
-    # Of the bucket's ten, six are left: one beyond its half, which is half a unit a second for two seconds.
+    # Six of the bucket's ten units are left: one above its half, which is half a unit a second for two seconds.
     assert told("two", 63_000_000, True) == (3, 72_500_000, 4, 72_500_000), "only what is wanted is kept"
     assert told("two", 40_000_000, True) == (3, 49_500_000, 4, 49_500_000)
     assert told("one", 99_000_000, True) == (3, 49_500_000, 4, 138_500_000)
@@ -325,7 +325,7 @@ def test_what_is_not_used_is_given_up_before_it_is_told_and_never_raised_from_he
     assert told("two", 0, False) == (0, limit_of(algorithm).rate_micro, 0, 0)
 
 
-def test_another_algorithm_begins_anew(clocked: Clocked, algorithm: str) -> None:
+def test_another_algorithm_starts_without_state(clocked: Clocked, algorithm: str) -> None:
     assert clocked.take(10, limit_of(algorithm)).allowed
     others = [name for name in ALGORITHMS if {name, algorithm} != {RateAlgorithm.GCRA, RateAlgorithm.LEAKY_BUCKET}]
     for other in others:
@@ -334,7 +334,7 @@ def test_another_algorithm_begins_anew(clocked: Clocked, algorithm: str) -> None
             assert clocked.take(10, limit_of(other), "peek").remaining == 10, other
 
 
-def test_a_state_is_forgotten_when_it_says_nothing_more_and_not_before(clocked: Clocked, algorithm: str) -> None:
+def test_a_state_expires_exactly_when_it_has_no_more_effect(clocked: Clocked, algorithm: str) -> None:
     decision = clocked.take(10, limit_of(algorithm))
     names = [name for name in clocked.wire.ask("KEYS", "*") if b":rate:" in name or b":rate_log:" in name]
     assert len(names) == (2 if algorithm == RateAlgorithm.SLIDING_LOG else 1)
@@ -360,7 +360,7 @@ def test_around_a_boundary_only_the_fixed_window_doubles(store_server: Server, n
 
 @pytest.mark.parametrize("name", STEADY)
 def test_refills_are_never_rounded_away(store_server: Server, name: str) -> None:
-    """Seven a second do not divide a second: after a hundred seconds it is 700, and the burst."""
+    """Seven a second do not divide a second evenly; a hundred seconds still give 700 and the burst."""
     limit = Rate(7_000_000, 2)
     with closing(Clocked(store_server, name)) as clocked:
         passed = 0
@@ -370,7 +370,7 @@ def test_refills_are_never_rounded_away(store_server: Server, name: str) -> None
         assert 700 <= passed <= 702
 
 
-def test_a_log_lets_go_of_each_request_in_its_own_time(store_server: Server) -> None:
+def test_a_log_drops_each_request_at_its_own_time(store_server: Server) -> None:
     with closing(Clocked(store_server, "sliding_log")) as clocked:
         limit = limit_of("sliding_log")
         for _ in range(10):
@@ -384,7 +384,7 @@ def test_a_log_lets_go_of_each_request_in_its_own_time(store_server: Server) -> 
 
 @pytest.mark.parametrize("name", STEADY)
 @pytest.mark.parametrize("after_ms", [0, 7, 60, 5_000])
-def test_what_comes_back_was_never_taken_and_no_bucket_is_more_than_full(
+def test_returned_units_count_as_never_taken_and_no_bucket_overflows(
     store_server: Server, name: str, after_ms: int
 ) -> None:
     limit = Rate(100_000_000, 50)
@@ -401,7 +401,7 @@ def test_what_comes_back_was_never_taken_and_no_bucket_is_more_than_full(
         assert key.take(1, limit).code != 0
 
 
-def test_a_leaky_bucket_tells_each_when_its_turn_is(store_server: Server) -> None:
+def test_a_leaky_bucket_names_each_request_its_turn(store_server: Server) -> None:
     limit = Rate(4_000_000, 5)
     with closing(Clocked(store_server, "leaky_bucket")) as clocked:
         queue = [clocked.take(1, limit) for _ in range(6)]

@@ -1,4 +1,4 @@
-"""check.lua on a real store: nothing beyond what was leased, everything counted, all policies or none."""
+"""check.lua on a real store admits at most the lease, counts everything, and charges all policies or none."""
 
 import asyncio
 import struct
@@ -57,7 +57,7 @@ async def test_a_cost_is_taken_whole_or_not_at_all(scripts: Scripts, incarnation
     assert (await take(scripts, incarnation, 3)).allowed
 
 
-async def test_a_cost_above_the_limit_is_told_from_a_spent_lease(
+async def test_a_cost_above_the_limit_is_distinguished_from_a_spent_lease(
     scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, lease_reply(granted=10))
@@ -178,7 +178,7 @@ async def test_only_operations_and_buckets_are_ever_forgotten(
 
 
 @pytest.mark.parametrize("change", [{"fingerprint": "another:life"}, {"epoch": 8}])
-async def test_a_script_of_another_incarnation_or_epoch_touches_nothing(
+async def test_a_script_for_another_incarnation_or_epoch_changes_nothing(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation, change: dict[str, object]
 ) -> None:
     await install(scripts, incarnation, lease_reply(granted=100))
@@ -193,7 +193,7 @@ async def test_a_bucket_gives_its_burst_and_no_more(scripts: Scripts, incarnatio
     decisions = await asyncio.gather(*(take_rate(scripts, incarnation, burst=200) for _ in range(300)))
     assert sum(decision.allowed for decision in decisions) == 200
     denied = decisions[-1].policies[0]
-    # A thousandth of a unit a second: the next whole unit is a thousand seconds away.
+    # At a thousandth of a unit a second the next whole unit takes a thousand seconds.
     assert 990_000 < denied.retry_after_ms <= 1_000_000
 
 
@@ -214,17 +214,17 @@ async def test_a_bucket_refills_exactly_with_the_stores_clock(
 
 
 async def packed(connection: StoreConnection, key: bytes) -> tuple[float, ...]:
-    """A rate's state without a share: what its algorithm remembers."""
+    """Return a rate's state without a share, as its algorithm stores it."""
     layout, *numbers = struct.unpack("<Bdd", await connection.call("GET", key))
     assert layout == 6
     return tuple(numbers)
 
 
-async def test_a_clock_that_jumps_back_stands_still(
+async def test_time_stands_still_while_a_clock_is_behind(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await take_rate(scripts, incarnation, 10, rate_micro=1_000_000)
-    await connection.call("HSET", keys.FENCE, "last", 2**52)  # the store's clock was far ahead, and is corrected
+    await connection.call("HSET", keys.FENCE, "last", 2**52)  # the store's clock was far ahead and is corrected
     before = int(await connection.call("HGET", keys.FENCE, "mono"))
     decision = await take_rate(scripts, incarnation, 10, rate_micro=1_000_000)
     assert not decision.allowed
@@ -247,7 +247,7 @@ async def test_values_with_separators_stay_values(scripts: Scripts, incarnation:
     assert await available(scripts, incarnation, odd) == 1
 
 
-async def test_remaining_is_what_there_was_where_nothing_is_consumed(
+async def test_remaining_is_unchanged_where_nothing_is_consumed(
     scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, lease_reply(granted=10, unallocated=0))

@@ -1,4 +1,4 @@
-"""Operations that were admitted without the store are claimed before they are booked."""
+"""Operations that were admitted during a store outage are claimed before they are booked."""
 
 import pytest
 
@@ -14,7 +14,7 @@ OURS, THEIRS = "a" * 32, "b" * 32
 ONCE = Operation("once", "body", 60_000)
 
 
-async def test_what_a_script_has_executed_is_charged(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+async def test_a_script_that_was_executed_has_charged(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     await install(scripts, incarnation, lease_reply(granted=10))
     await take(scripts, incarnation, 3, operation=ONCE)
     fresh = Operation("fresh", "body", 60_000)
@@ -27,7 +27,7 @@ async def test_what_a_script_has_executed_is_charged(scripts: Scripts, incarnati
 async def test_a_script_that_is_executed_after_the_claim_charges_nothing(
     scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    """It lay in a socket of the store, and its agent had given it up."""
+    """The script waited in a socket of the store after its agent timed out."""
     await install(scripts, incarnation, lease_reply(granted=10))
     await scripts.claim_operations(incarnation, OURS, [ONCE])
     decision = await take(scripts, incarnation, 3, operation=ONCE)
@@ -45,7 +45,7 @@ async def test_a_claim_is_the_same_each_time_and_only_one_journal_has_it(
     assert await scripts.claim_operations(incarnation, THEIRS, [ONCE]) == [OperationClaim.CHARGED]
 
 
-async def test_an_id_that_was_used_for_something_else_is_no_charge_of_this(
+async def test_an_id_used_for_another_request_is_no_charge_of_this_one(
     scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, lease_reply(granted=10))
@@ -77,7 +77,7 @@ async def remembered(scripts: Scripts, incarnation: StoreIncarnation) -> HoldId:
     return await set_aside(scripts, incarnation, 3, name="once")
 
 
-async def test_what_is_known_of_an_operation_is_found_and_replaced(
+async def test_the_record_of_an_operation_is_found_and_replaced(
     scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     hold = await remembered(scripts, incarnation)
@@ -96,7 +96,7 @@ async def test_what_is_known_of_an_operation_is_found_and_replaced(
     assert 0 < await scripts.operation_ttl_ms(incarnation, "once") <= 3_600_000
 
 
-async def test_an_operation_that_is_not_known_or_has_another_body_is_not_replaced(
+async def test_an_unknown_operation_or_one_with_another_body_is_not_replaced(
     scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     hold = HoldId.fresh(7, 4, ())

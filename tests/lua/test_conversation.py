@@ -1,4 +1,4 @@
-"""freeze.lua, settle.lua and give_back.lua on a real store: the region's half of the numbered conversation."""
+"""freeze.lua, settle.lua and give_back.lua on a real store make the region's half of numbered exchanges."""
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ from tests.lua.script_helpers import DIMENSIONS, QUOTA, available, install, leas
 
 pytestmark = pytest.mark.anyio
 
-MOST_BATCH_BYTES = 256 * 1024  # as lua/freeze.lua has it
+MOST_BATCH_BYTES = 256 * 1024  # as in lua/freeze.lua
 
 
 def batch_of(frozen: FrozenBytes) -> FrozenBatch:
@@ -53,7 +53,7 @@ def line(number: int, period: str = "2026-11") -> bytes:
 
 
 async def plant(connection: StoreConnection, incarnation: StoreIncarnation, lines: dict[bytes, int]) -> None:
-    """As checks would have made them, all of the current period."""
+    """Write lines of usage as checks would have, all of the current period."""
     lane = lane_of(QUOTA, incarnation.lanes)
     pairs: list[bytes | int] = [part for pair in lines.items() for part in pair]
     for at in range(0, len(pairs), 10_000):
@@ -63,7 +63,7 @@ async def plant(connection: StoreConnection, incarnation: StoreIncarnation, line
 
 
 async def freeze_all(scripts: Scripts, incarnation: StoreIncarnation) -> list[FrozenBatch]:
-    """Batch after batch, each acknowledged, until nothing is left."""
+    """Freeze and acknowledge one batch after the other until nothing is left."""
     batches = []
     while True:
         frozen = await freeze(scripts, incarnation)
@@ -74,7 +74,7 @@ async def freeze_all(scripts: Scripts, incarnation: StoreIncarnation) -> list[Fr
 
 
 def check_counts(batches: list[FrozenBatch]) -> dict[str, int]:
-    """The coordinator's comparison of the two counts. Return what was told of each period in the end."""
+    """Compare the two counts as the coordinator does. Return what was reported of each period in the end."""
     told: dict[str, int] = {}
     for batch in batches:
         for lease in batch.leases:
@@ -137,7 +137,7 @@ async def test_pieces_agree_while_more_is_used_and_a_period_ends(
 async def test_pieces_agree_after_batches_of_a_release_that_did_not_count_them(
     scripts: Scripts, incarnation: StoreIncarnation, connection: StoreConnection
 ) -> None:
-    """It told all that was consumed, and left what this one counts by as it was."""
+    """That release reported all consumed units, and left the counter of this one unchanged."""
     scripts.max_lines = 10
     lane = lane_of(QUOTA, incarnation.lanes)
     await install(scripts, incarnation, lease_reply(granted=1_000_000))
@@ -156,10 +156,10 @@ async def test_pieces_agree_after_batches_of_a_release_that_did_not_count_them(
     assert told == 5 * 2 + 7 + 35 * 2
 
 
-async def test_units_without_a_line_are_told_with_the_last_piece(
+async def test_units_without_a_line_are_reported_with_the_last_piece(
     scripts: Scripts, incarnation: StoreIncarnation, connection: StoreConnection
 ) -> None:
-    """The two counts do not agree, and the coordinator is to see it."""
+    """The two counts disagree, and the coordinator must see that."""
     scripts.max_lines = 10
     await install(scripts, incarnation, lease_reply(granted=1_000_000))
     await plant(connection, incarnation, {line(number): 2 for number in range(35)})
@@ -171,7 +171,9 @@ async def test_units_without_a_line_are_told_with_the_last_piece(
     assert batches[-1].leases[0].consumed == 35 * 2 + 3
 
 
-async def test_the_same_bytes_until_they_are_acknowledged(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+async def test_a_batch_has_the_same_bytes_until_it_is_acknowledged(
+    scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
     await install(scripts, incarnation, lease_reply(granted=100))
     await take(scripts, incarnation, 5)
     first = await freeze(scripts, incarnation)
@@ -211,7 +213,9 @@ async def test_big_totals_are_written_digit_by_digit(scripts: Scripts, incarnati
     assert (lease.granted, lease.consumed, lease.lines[0].units) == (granted, 2**52 + 1, 2**52 + 1)
 
 
-async def test_a_lease_that_no_reply_named_is_not_in_the_batch(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+async def test_a_lease_that_no_reply_contained_is_not_in_the_batch(
+    scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
     assert batch_of(await freeze(scripts, incarnation)).leases == []
 
 
@@ -229,7 +233,9 @@ async def test_a_lease_expires_counted_from_before_the_request(scripts: Scripts,
     assert expires_us == 60_000_000, "the clock stood at zero when the request was made"
 
 
-async def test_giving_back_is_out_of_reach_before_it_is_told(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+async def test_returned_units_cannot_be_spent_before_they_are_reported(
+    scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
     await install(scripts, incarnation, lease_reply(granted=100))
     await take(scripts, incarnation, 30)
     await freeze(scripts, incarnation)
@@ -241,13 +247,13 @@ async def test_giving_back_is_out_of_reach_before_it_is_told(scripts: Scripts, i
     assert (lease.consumed, lease.returned, lease.lines) == (30, 50, [])
 
 
-async def test_there_is_nothing_to_give_back_twice(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+async def test_units_are_returned_once(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     await install(scripts, incarnation, lease_reply(granted=100))
     assert [await scripts.return_units(incarnation, QUOTA, 0) for _ in range(2)] == [100, 0]
     assert await scripts.return_units(incarnation, "exports:tenant=nobody", 0) == 0
 
 
-async def test_what_is_below_zero_is_not_given_back(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+async def test_a_negative_balance_is_not_returned(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     await install(scripts, incarnation, lease_reply(granted=10))
     await take(scripts, incarnation, 25, mode="adjust")
     await freeze(scripts, incarnation)
@@ -309,9 +315,7 @@ async def test_an_older_epochs_usage_is_acknowledged_and_its_grants_are_returned
     assert await scripts.frozen_seq(incarnation, lane_of(QUOTA, incarnation.lanes)) is None
 
 
-async def test_the_conversation_of_another_incarnation_is_refused(
-    scripts: Scripts, incarnation: StoreIncarnation
-) -> None:
+async def test_an_exchange_of_another_incarnation_is_refused(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     other = incarnation._replace(fingerprint="another:life")
     for attempt in (
         freeze(scripts, other),
@@ -322,7 +326,7 @@ async def test_the_conversation_of_another_incarnation_is_refused(
             await attempt
 
 
-async def test_one_quota_with_very_many_lines_does_not_keep_out_the_others(
+async def test_a_quota_with_very_many_lines_does_not_displace_the_others(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     lane = lane_of(QUOTA, incarnation.lanes)

@@ -1,4 +1,4 @@
-"""Many requests in one call: each decided by itself, one after the other, as if it had come alone."""
+"""Many requests of one call are decided one after the other, as if each had come alone."""
 
 import asyncio
 import re
@@ -35,7 +35,7 @@ def asked(*charges: Charge, mode: str = "enforce", operation: Operation | None =
     return StoreRequest(mode, charges, operation)
 
 
-async def test_what_is_asked_in_one_turn_is_one_call(
+async def test_requests_of_one_turn_are_one_call(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await scripts.check(incarnation, "peek", [TOKEN])  # the store knows the script now
@@ -47,7 +47,7 @@ async def test_what_is_asked_in_one_turn_is_one_call(
     assert [decision.policies[0].remaining for decision in decisions[:10]] == list(range(9, -1, -1))
 
 
-async def test_more_than_one_call_may_hold_are_several(
+async def test_more_requests_than_a_call_holds_are_several_calls(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await scripts.check(incarnation, "peek", [TOKEN])
@@ -58,7 +58,7 @@ async def test_more_than_one_call_may_hold_are_several(
     assert sum(decision.allowed for decision in decisions) == 10
 
 
-async def test_a_run_that_is_longer_than_a_call_may_be_goes_on_in_the_next(
+async def test_a_run_longer_than_a_call_continues_in_the_next(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await scripts.check(incarnation, "peek", [TOKEN])
@@ -77,10 +77,10 @@ RUN: dict[str, Charge] = {
 
 
 @pytest.mark.parametrize("charge", RUN.values(), ids=RUN)
-async def test_a_run_of_one_request_is_decided_as_if_each_came_alone(
+async def test_a_run_of_equal_requests_is_decided_as_if_each_came_alone(
     scripts: Scripts, incarnation: StoreIncarnation, charge: Charge
 ) -> None:
-    """The units of all are written once, those that are denied take nothing, and what comes behind finds it so."""
+    """The units of all are written once, denied requests take nothing, and later requests see the result."""
     in_a_run, alone = (charge._replace(quota=f"{each}:tenant=acme") for each in ("run", "alone"))
     leases = [lease_reply(quota=each.quota, granted=9, unallocated=0) for each in (in_a_run, alone)]
     await install(scripts, incarnation, *leases)
@@ -96,7 +96,7 @@ async def test_a_run_of_one_request_is_decided_as_if_each_came_alone(
 
 
 class Unsent(StoreConnection):
-    """Keeps what it should send."""
+    """A connection that keeps what it should send."""
 
     def __init__(self) -> None:
         super().__init__("redis://127.0.0.1:1", timeout_ms=1)
@@ -106,8 +106,8 @@ class Unsent(StoreConnection):
         self.sent.append(arguments)
 
 
-async def test_what_is_asked_several_times_in_a_row_is_sent_once() -> None:
-    """But an operation, and units that come back, of which a full bucket loses some each time."""
+async def test_equal_requests_in_a_row_are_sent_once() -> None:
+    """Exceptions are operations, and returned units, of which a full bucket loses some each time."""
     store, incarnation, told = Unsent(), StoreIncarnation("life-1", 7, 4), list[Any]()
     usual, other, back = asked(TOKEN), asked(TOKEN), asked(TOKEN, mode="adjust")
     operation = asked(TOKEN, operation=Operation("id", "body", 60_000))
@@ -147,7 +147,7 @@ async def test_an_operation_that_comes_twice_in_a_call_is_charged_once(
     assert await available(scripts, incarnation) == 99
 
 
-async def test_an_operation_is_replayed_when_its_policies_are_others_by_now(
+async def test_an_operation_is_replayed_even_if_its_policies_have_changed(
     scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, lease_reply(granted=100))
@@ -162,12 +162,12 @@ async def test_an_operation_is_replayed_when_its_policies_are_others_by_now(
 async def test_a_request_that_fails_fails_alone(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    """Of another type, or a value that no script wrote: its neighbours are decided, before it and behind it."""
+    """A key of another type or a value that no script wrote fails its own request, and its neighbours are decided."""
     spoilt = [TOKEN._replace(quota=f"spoilt:{number}") for number in range(2)]
     await connection.call("LPUSH", spoilt[0].script_args(incarnation)[0][0], "1")
     await connection.call(
         "SET", spoilt[1].script_args(incarnation)[0][0], b"\x06short"
-    )  # a layout's number, and less than it has
+    )  # the number of a layout, and fewer fields than it has
     await install(scripts, incarnation, lease_reply(granted=5))
     once = Operation("digest-of-id", "digest-of-body", 60_000)
     requests = [asked(UNIT), asked(UNIT, spoilt[0], operation=once), asked(spoilt[1], UNIT), asked(UNIT, TOKEN)]
@@ -181,7 +181,7 @@ async def test_a_request_that_fails_fails_alone(
     assert await available(scripts, incarnation) == 3, "nothing of what failed was taken"
 
 
-async def test_an_error_of_the_store_itself_is_everybodys(
+async def test_an_error_of_the_store_fails_all_requests_of_the_call(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await connection.call("CONFIG", "SET", "maxmemory", "1")
@@ -195,7 +195,7 @@ async def test_an_error_of_the_store_itself_is_everybodys(
     assert [str(each).partition(" ")[0] for each in answers] == ["OOM"] * 3
 
 
-async def test_who_asks_a_store_that_is_gone_is_told(
+async def test_a_request_to_a_closed_store_fails(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     batcher = CheckBatcher(scripts, breaker())

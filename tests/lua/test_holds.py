@@ -1,4 +1,4 @@
-"""Holds on a real store: what is set aside is nowhere else, ends once, and is booked where it was set aside."""
+"""Holds on a real store reserve units once, end once, and are booked where they were reserved."""
 
 from typing import Any
 
@@ -43,18 +43,18 @@ DAY_MS, HOUR_MS = 24 * 3_600_000, 3_600_000
 
 
 def lasting(quota: str = QUOTA, **changed: Any) -> LeaseReply:
-    """A lease that outlasts the holds."""
+    """Install a lease that outlasts the holds."""
     return lease_reply(quota, expires_in_ms=HOUR_MS, **changed)
 
 
-async def tell(
+async def change_hold(
     scripts: Scripts, incarnation: StoreIncarnation, hold: HoldId, action: str, amount: int = 0
 ) -> HoldState:
     return await scripts.update_hold(incarnation.fingerprint, hold, action, amount)
 
 
 async def totals(scripts: Scripts, incarnation: StoreIncarnation) -> tuple[int, int, int]:
-    """available, held, consumed"""
+    """Return the units that are available, held and consumed."""
     fields = await scripts.lease_fields(incarnation, QUOTA)
     return await available(scripts, incarnation), int(fields.get("held", 0)), int(fields.get("consumed", 0))
 
@@ -66,33 +66,37 @@ async def test_held_units_are_not_available_and_a_commit_books_what_was_used(
     hold = await set_aside(scripts, incarnation, 7)
     assert await totals(scripts, incarnation) == (3, 7, 0)
     assert not (await take(scripts, incarnation, 4)).allowed
-    assert await tell(scripts, incarnation, hold, "commit", 5) == HoldState(HoldOutcome.DONE, "committed", 7, 5, 0)
+    assert await change_hold(scripts, incarnation, hold, "commit", 5) == HoldState(
+        HoldOutcome.DONE, "committed", 7, 5, 0
+    )
     assert await totals(scripts, incarnation) == (5, 0, 5)
     [lease] = batch_of(await freeze(scripts, incarnation)).leases
     assert (lease.consumed, [line.units for line in lease.lines]) == (5, [5])
 
 
-async def test_what_is_spent_is_what_was_set_aside_and_once(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+async def test_a_hold_is_spent_in_full_and_once(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     await install(scripts, incarnation, lasting(granted=10))
     hold = await set_aside(scripts, incarnation, 7)
     for _ in range(2):
-        assert await tell(scripts, incarnation, hold, "spend") == HoldState(HoldOutcome.DONE, "committed", 7, 7, 0)
+        assert await change_hold(scripts, incarnation, hold, "spend") == HoldState(
+            HoldOutcome.DONE, "committed", 7, 7, 0
+        )
         assert await totals(scripts, incarnation) == (3, 0, 7)
-    assert (await tell(scripts, incarnation, hold, "commit", 6)).outcome is HoldOutcome.ENDED
+    assert (await change_hold(scripts, incarnation, hold, "commit", 6)).outcome is HoldOutcome.ENDED
 
 
 @pytest.mark.parametrize("end", ["release", "time"])
-async def test_what_has_ended_otherwise_cannot_be_spent(
+async def test_a_hold_that_ended_cannot_be_spent(
     scripts: Scripts, incarnation: StoreIncarnation, connection: StoreConnection, end: str
 ) -> None:
-    """Its units may be somebody else's by now."""
+    """Its units may have been granted to another request by now."""
     await install(scripts, incarnation, lasting(granted=10))
     hold = await set_aside(scripts, incarnation, 7, ttl_ms=1_000)
     if end == "time":
         await pass_ms(connection, 1_001)
     else:
-        await tell(scripts, incarnation, hold, "release")
-    assert (await tell(scripts, incarnation, hold, "spend")).outcome is HoldOutcome.ENDED
+        await change_hold(scripts, incarnation, hold, "release")
+    assert (await change_hold(scripts, incarnation, hold, "spend")).outcome is HoldOutcome.ENDED
     assert await totals(scripts, incarnation) == (10, 0, 0)
 
 
@@ -100,35 +104,31 @@ async def test_a_release_leaves_nothing_behind(scripts: Scripts, incarnation: St
     await install(scripts, incarnation, lasting(granted=10))
     hold = await set_aside(scripts, incarnation, 7)
     for _ in range(2):
-        assert (await tell(scripts, incarnation, hold, "release")).state == "released"
+        assert (await change_hold(scripts, incarnation, hold, "release")).state == "released"
         assert await totals(scripts, incarnation) == (10, 0, 0)
-    assert (await tell(scripts, incarnation, hold, "commit", 1)).outcome is HoldOutcome.ENDED
+    assert (await change_hold(scripts, incarnation, hold, "commit", 1)).outcome is HoldOutcome.ENDED
 
 
 async def test_a_commit_is_booked_once_and_another_is_refused(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     await install(scripts, incarnation, lasting(granted=10))
     hold = await set_aside(scripts, incarnation, 7)
     for _ in range(3):
-        assert (await tell(scripts, incarnation, hold, "commit", 5)).outcome is HoldOutcome.DONE
+        assert (await change_hold(scripts, incarnation, hold, "commit", 5)).outcome is HoldOutcome.DONE
     for action, amount in (("commit", 6), ("release", 0), ("extend", 60_000)):
-        told = await tell(scripts, incarnation, hold, action, amount)
+        told = await change_hold(scripts, incarnation, hold, action, amount)
         assert (told.outcome, told.state, told.committed) == (HoldOutcome.ENDED, "committed", 5)
     assert await totals(scripts, incarnation) == (5, 0, 5)
 
 
-async def test_what_is_used_beyond_the_hold_is_booked_all_the_same(
-    scripts: Scripts, incarnation: StoreIncarnation
-) -> None:
+async def test_usage_beyond_the_hold_is_booked_too(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     await install(scripts, incarnation, lasting(granted=10))
     hold = await set_aside(scripts, incarnation, 7)
-    assert (await tell(scripts, incarnation, hold, "commit", 25)).outcome is HoldOutcome.DONE
+    assert (await change_hold(scripts, incarnation, hold, "commit", 25)).outcome is HoldOutcome.DONE
     assert await totals(scripts, incarnation) == (-15, 0, 25)
 
 
-async def test_what_has_happened_is_set_aside_beyond_what_there_is_and_spent(
-    scripts: Scripts, incarnation: StoreIncarnation
-) -> None:
-    """Nobody else is admitted on it meanwhile; without a lease there is nothing to book it on."""
+async def test_past_usage_is_held_beyond_the_lease_and_spent(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+    """No other request is admitted on it meanwhile; without a lease it cannot be booked."""
     await install(scripts, incarnation, lasting(granted=10))
     assert [(await take(scripts, incarnation, 25, mode=mode)).allowed for mode in ("peek", "peek_adjust")] == [
         False,
@@ -137,13 +137,13 @@ async def test_what_has_happened_is_set_aside_beyond_what_there_is_and_spent(
     hold = await set_aside(scripts, incarnation, 25, mode="hold_adjust")
     assert await totals(scripts, incarnation) == (-15, 25, 0)
     assert not (await take(scripts, incarnation, 1)).allowed
-    assert (await tell(scripts, incarnation, hold, "spend")).outcome is HoldOutcome.DONE
+    assert (await change_hold(scripts, incarnation, hold, "spend")).outcome is HoldOutcome.DONE
     assert await totals(scripts, incarnation) == (-15, 0, 25)
     none = await scripts.check(incarnation, "peek_adjust", [charge_of(1)._replace(quota="exports:tenant=none")])
     assert [policy.reason for policy in none.policies] == ["no_lease"]
 
 
-async def test_of_several_parts_that_were_charged_the_first_is_told(
+async def test_the_first_of_several_charged_parts_is_reported(
     scripts: Scripts, incarnation: StoreIncarnation, connection: StoreConnection
 ) -> None:
     await install(scripts, incarnation, lasting(granted=10))
@@ -151,7 +151,7 @@ async def test_of_several_parts_that_were_charged_the_first_is_told(
     decision = await ask_for_hold(scripts, incarnation, *charges, ttl_ms=1_000)
     assert decision.hold is not None
     await pass_ms(connection, 1_001)
-    told = await tell(scripts, incarnation, decision.hold.id, "look")
+    told = await change_hold(scripts, incarnation, decision.hold.id, "look")
     assert (told.state, told.units) == ("charged", 3)
 
 
@@ -161,7 +161,7 @@ async def test_no_commit_takes_a_total_out_of_the_range_in_which_lua_counts(
     await install(scripts, incarnation, lasting(granted=10))
     hold = await set_aside(scripts, incarnation, 7)
     await take(scripts, incarnation, 100, mode="adjust")
-    assert (await tell(scripts, incarnation, hold, "commit", MAX_UNITS)).outcome is HoldOutcome.TOO_MANY
+    assert (await change_hold(scripts, incarnation, hold, "commit", MAX_UNITS)).outcome is HoldOutcome.TOO_MANY
     assert await totals(scripts, incarnation) == (-97, 7, 100)
     await take(scripts, incarnation, MAX_UNITS - 107, mode="adjust")
     assert not (await take(scripts, incarnation, 1, mode="adjust")).allowed, "what is held will be consumed"
@@ -185,7 +185,7 @@ async def test_the_same_operation_holds_once(
     assert await totals(scripts, incarnation) == (3, 7, 0)
 
 
-async def test_an_operation_that_was_no_hold_is_not_mistaken_for_one(
+async def test_an_operation_without_a_hold_is_not_mistaken_for_one(
     scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, lasting(granted=10))
@@ -207,7 +207,7 @@ async def test_all_policies_hold_or_none_and_a_rate_is_spent(scripts: Scripts, i
     assert held.hold is not None
     assert not (await take_rate(scripts, incarnation, 7)).allowed
     assert await available(scripts, incarnation, mails) == 1
-    assert (await tell(scripts, incarnation, held.hold.id, "commit", 3)).outcome is HoldOutcome.DONE
+    assert (await change_hold(scripts, incarnation, held.hold.id, "commit", 3)).outcome is HoldOutcome.DONE
     assert (await totals(scripts, incarnation), await available(scripts, incarnation, mails)) == ((7, 0, 3), 2)
     assert not (await take_rate(scripts, incarnation, 7)).allowed, "what was spent at once is not given back"
 
@@ -219,17 +219,17 @@ async def test_two_policies_on_one_quota_each_hold_their_part(scripts: Scripts, 
     )
     assert held.hold is not None
     assert await totals(scripts, incarnation) == (2, 8, 0)
-    await tell(scripts, incarnation, held.hold.id, "commit", 3)
+    await change_hold(scripts, incarnation, held.hold.id, "commit", 3)
     assert await totals(scripts, incarnation) == (4, 0, 6)
     [lease] = batch_of(await freeze(scripts, incarnation)).leases
     assert {line.dimensions["policy"]: line.units for line in lease.lines} == {"export": 3, "other": 3}
 
 
-# --- running out ------------------------------------------------------------------------------------------------------
+# --- expiry -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("touch", ["check", "peek", "freeze", "give_back", "look", "another hold"])
-async def test_whichever_script_comes_first_ends_what_ran_out(
+async def test_the_next_script_of_any_kind_ends_expired_holds(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation, touch: str
 ) -> None:
     await install(scripts, incarnation, lasting(granted=10))
@@ -247,7 +247,7 @@ async def test_whichever_script_comes_first_ends_what_ran_out(
     elif touch == "give_back":
         assert await scripts.return_units(incarnation, QUOTA, 0) == 9
     else:
-        await tell(scripts, incarnation, hold if touch == "look" else other, "look")
+        await change_hold(scripts, incarnation, hold if touch == "look" else other, "look")
     fields = await scripts.lease_fields(incarnation, QUOTA)
     assert (fields["held"], fields["holds"]) == ("1", "2"), "it may yet be committed to"
 
@@ -256,7 +256,7 @@ async def test_whichever_script_comes_first_ends_what_ran_out(
     ("on_expiry", "state", "at_once", "then"),
     [("release", "lapsed", (10, 0, 0), (1, 0, 9)), ("charge", "charged", (3, 0, 7), (1, 0, 9))],
 )
-async def test_what_ran_out_is_free_again_or_charged_and_a_late_commit_is_booked(
+async def test_an_expired_hold_is_freed_or_charged_and_a_late_commit_is_booked(
     connection: StoreConnection,
     scripts: Scripts,
     incarnation: StoreIncarnation,
@@ -268,25 +268,25 @@ async def test_what_ran_out_is_free_again_or_charged_and_a_late_commit_is_booked
     await install(scripts, incarnation, lasting(granted=10))
     hold = await set_aside(scripts, incarnation, 7, on_expiry=on_expiry)
     await pass_ms(connection, 60_000)
-    assert (await tell(scripts, incarnation, hold, "look")).state == state
+    assert (await change_hold(scripts, incarnation, hold, "look")).state == state
     assert await totals(scripts, incarnation) == at_once
-    assert (await tell(scripts, incarnation, hold, "extend", 60_000)).outcome is HoldOutcome.ENDED
+    assert (await change_hold(scripts, incarnation, hold, "extend", 60_000)).outcome is HoldOutcome.ENDED
     await pass_ms(connection, DAY_MS - 1_000)
     for _ in range(2):
-        assert (await tell(scripts, incarnation, hold, "commit", 9)).outcome is HoldOutcome.DONE
+        assert (await change_hold(scripts, incarnation, hold, "commit", 9)).outcome is HoldOutcome.DONE
         assert await totals(scripts, incarnation) == then
     [lease] = batch_of(await freeze(scripts, incarnation)).leases
     assert (lease.consumed, sum(line.units for line in lease.lines)) == (9, 9)
 
 
-async def test_less_than_what_was_charged_takes_nothing_back(
+async def test_a_late_commit_below_the_charge_returns_nothing(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, lasting(granted=10))
     hold, other = [await set_aside(scripts, incarnation, 3, on_expiry="charge", name=name) for name in ("a", "b")]
     await pass_ms(connection, 60_000)
-    assert (await tell(scripts, incarnation, hold, "commit", 1)).outcome is HoldOutcome.DONE
-    assert (await tell(scripts, incarnation, other, "release")).state == "charged"
+    assert (await change_hold(scripts, incarnation, hold, "commit", 1)).outcome is HoldOutcome.DONE
+    assert (await change_hold(scripts, incarnation, other, "release")).state == "charged"
     assert await totals(scripts, incarnation) == (4, 0, 6)
 
 
@@ -296,16 +296,16 @@ async def test_an_extended_hold_lasts_so_much_longer_and_never_shorter(
     await install(scripts, incarnation, lasting(granted=10))
     hold = await set_aside(scripts, incarnation, 7)
     await pass_ms(connection, 50_000)
-    told = await tell(scripts, incarnation, hold, "extend", 60_000)
+    told = await change_hold(scripts, incarnation, hold, "extend", 60_000)
     assert (told.outcome, told.state, told.expires_in_ms) == (HoldOutcome.DONE, "open", 60_000)
-    assert 59_000 < (await tell(scripts, incarnation, hold, "extend", 5)).expires_in_ms <= 60_000
+    assert 59_000 < (await change_hold(scripts, incarnation, hold, "extend", 5)).expires_in_ms <= 60_000
     await pass_ms(connection, 30_000)
     assert not (await take(scripts, incarnation, 4)).allowed
     await pass_ms(connection, 30_000)
     assert (await take(scripts, incarnation, 4)).allowed
 
 
-async def test_one_script_ends_so_many_holds_and_the_next_ones_the_others(
+async def test_one_script_ends_a_bounded_number_of_holds_and_the_next_the_others(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, lasting(granted=100))
@@ -318,20 +318,20 @@ async def test_one_script_ends_so_many_holds_and_the_next_ones_the_others(
 
 
 @pytest.mark.parametrize(("action", "remembered_ms"), [("commit", HOUR_MS), ("release", HOUR_MS), ("look", DAY_MS)])
-async def test_what_has_ended_is_forgotten_after_a_while(
+async def test_ended_holds_are_forgotten_after_a_while(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation, action: str, remembered_ms: int
 ) -> None:
-    """All of it: or every hold would stay in the store's memory for ever."""
+    """Nothing may be left, or every hold would stay in the store's memory for ever."""
     await install(scripts, incarnation, lasting(granted=10))
     hold = await set_aside(scripts, incarnation, 7)
     if action == "look":
         await pass_ms(connection, 60_000)
-    await tell(scripts, incarnation, hold, action)
+    await change_hold(scripts, incarnation, hold, action)
     await pass_ms(connection, remembered_ms - 1_000)
-    assert (await tell(scripts, incarnation, hold, "look")).outcome is HoldOutcome.DONE
+    assert (await change_hold(scripts, incarnation, hold, "look")).outcome is HoldOutcome.DONE
     await pass_ms(connection, 1_000)
     await take(scripts, incarnation, 1, mode="peek")
-    assert (await tell(scripts, incarnation, hold, "commit", 2)).outcome is HoldOutcome.UNKNOWN
+    assert (await change_hold(scripts, incarnation, hold, "commit", 2)).outcome is HoldOutcome.UNKNOWN
     lane = lane_of(QUOTA, incarnation.lanes)
     for key in (keys.holds(lane, incarnation.epoch, QUOTA), keys.hold_deadlines(lane, incarnation.epoch, QUOTA)):
         assert await connection.call("EXISTS", key) == 0
@@ -352,18 +352,18 @@ async def test_a_hold_outlives_its_period_and_is_booked_in_it(
     first = (await reported(scripts, incarnation))["2026-11"]
     assert (first.consumed, first.returned) == (0, 60), "what is held is not given back"
     await install(scripts, incarnation, OVER)
-    await tell(scripts, incarnation, hold, "commit", 15)
+    await change_hold(scripts, incarnation, hold, "commit", 15)
     second = await reported(scripts, incarnation)
     assert [(each.consumed, each.returned) for each in second.values()] == [(15, 65), (10, 0)]
     assert [line.units for line in second["2026-11"].lines] == [15]
     await install(scripts, incarnation, OVER, seq=2)
     assert "ended:2026-11" in await scripts.lease_fields(incarnation, QUOTA), "one hold of it is open yet"
-    await tell(scripts, incarnation, other, "release")
+    await change_hold(scripts, incarnation, other, "release")
     third = (await reported(scripts, incarnation))["2026-11"]
     assert (third.consumed, third.returned) == (15, 85)
     await install(scripts, incarnation, OVER, seq=3)
     assert "ended:2026-11" not in await scripts.lease_fields(incarnation, QUOTA)
-    assert (await tell(scripts, incarnation, hold, "commit", 15)).outcome is HoldOutcome.DONE, (
+    assert (await change_hold(scripts, incarnation, hold, "commit", 15)).outcome is HoldOutcome.DONE, (
         "a repetition needs no lease"
     )
 
@@ -377,12 +377,12 @@ async def test_a_commit_that_comes_after_the_period_and_the_hold_is_booked_in_it
     first = (await reported(scripts, incarnation))["2026-11"]
     assert (first.consumed, first.returned) == (0, 100)
     await install(scripts, incarnation, OVER)
-    assert (await tell(scripts, incarnation, hold, "commit", 20)).state == "committed"
+    assert (await change_hold(scripts, incarnation, hold, "commit", 20)).state == "committed"
     late = (await reported(scripts, incarnation))["2026-11"]
     assert (late.consumed, late.returned, [line.units for line in late.lines]) == (20, 100, [20])
 
 
-async def test_what_is_granted_late_to_a_period_that_is_over_leaves_its_holds_alone(
+async def test_a_late_grant_to_an_ended_period_does_not_affect_its_holds(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, NOW, AHEAD)
@@ -406,7 +406,7 @@ async def test_a_hold_outlives_its_epoch_and_is_booked_in_it(
     await install(scripts, incarnation, lease_reply(granted=10))
     assert await scripts.forget_epoch(incarnation)
     assert await scripts.older_epochs(newer) == []
-    assert (await tell(scripts, incarnation, hold, "commit", 5)).state == "committed"
+    assert (await change_hold(scripts, incarnation, hold, "commit", 5)).state == "committed"
     assert await scripts.older_epochs(newer) == [incarnation], "it has something to report again"
     assert not await scripts.forget_epoch(incarnation)
     assert await scripts.return_units(incarnation, QUOTA, 0) == 2
@@ -421,7 +421,7 @@ async def _next_epoch(scripts: Scripts, incarnation: StoreIncarnation) -> StoreI
     return incarnation._replace(epoch=8)
 
 
-async def test_a_hold_that_runs_out_in_an_older_epoch_is_given_back(
+async def test_a_hold_that_expires_in_an_older_epoch_is_returned(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, lasting(granted=10))
@@ -432,7 +432,7 @@ async def test_a_hold_that_runs_out_in_an_older_epoch_is_given_back(
     assert await scripts.return_units(incarnation, QUOTA, 0) == 7
 
 
-async def test_a_store_that_never_heard_of_it_or_lost_it_does_not_know_the_hold(
+async def test_a_hold_that_the_store_never_had_or_lost_is_unknown(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, lasting(granted=10))
@@ -444,9 +444,9 @@ async def test_a_store_that_never_heard_of_it_or_lost_it_does_not_know_the_hold(
         hold._replace(epoch=8),
         hold._replace(parts=(HoldPart("gcra", RATE),)),
     ):
-        assert (await tell(scripts, incarnation, strange, "commit", 5)).outcome is HoldOutcome.UNKNOWN
+        assert (await change_hold(scripts, incarnation, strange, "commit", 5)).outcome is HoldOutcome.UNKNOWN
     await connection.call("DEL", keys.lease(lane_of(QUOTA, incarnation.lanes), incarnation.epoch, QUOTA))
-    assert (await tell(scripts, incarnation, hold, "commit", 5)).outcome is HoldOutcome.UNKNOWN
+    assert (await change_hold(scripts, incarnation, hold, "commit", 5)).outcome is HoldOutcome.UNKNOWN
     assert await scripts.lease_fields(incarnation, QUOTA) == {}, "a missing lease means no lease, never zeros"
 
 
@@ -454,7 +454,7 @@ async def test_a_store_that_never_heard_of_it_or_lost_it_does_not_know_the_hold(
 async def test_a_lease_that_is_gone_while_units_of_it_are_held_ends_the_epoch(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation, script: str
 ) -> None:
-    """Installed anew it would hold less than nothing, and admit more than it was granted."""
+    """A new installation would have a negative balance and admit more than was granted."""
     await install(scripts, incarnation, lasting(granted=10))
     await set_aside(scripts, incarnation, 7)
     await connection.call("DEL", keys.lease(lane_of(QUOTA, incarnation.lanes), incarnation.epoch, QUOTA))
@@ -469,10 +469,10 @@ async def test_a_lease_that_is_gone_while_units_of_it_are_held_ends_the_epoch(
     ("on_expiry", "cost", "retry_ms"),
     [("release", 4, 10_000), ("release", 8, 20_000), ("release", 12, None), ("charge", 4, None)],
 )
-async def test_a_denial_is_asked_again_when_enough_of_what_is_held_has_run_out(
+async def test_retry_after_of_a_denial_is_when_enough_holds_have_expired(
     scripts: Scripts, incarnation: StoreIncarnation, on_expiry: str, cost: int, retry_ms: int | None
 ) -> None:
-    """Twelve never come back by themselves, for two were used; nor do those that are charged."""
+    """Twelve units never return: two were used, and the rest are charged on expiry."""
     await install(scripts, incarnation, lasting(granted=10))
     assert (await take(scripts, incarnation, 2)).allowed
     for units, ttl_ms in ((4, 10_000), (4, 20_000)):

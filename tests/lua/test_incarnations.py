@@ -1,4 +1,4 @@
-"""begin_incarnation.lua, adopt_epoch.lua and the connection's fingerprint on a real store."""
+"""begin_incarnation.lua, adopt_epoch.lua and the connection's fingerprint work on a real store."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ async def test_the_fingerprint_is_read_before_anything_else(connection: StoreCon
     assert connection.eviction_policy == "noeviction"
 
 
-async def test_a_life_keeps_its_nonce_however_often_it_is_begun(scripts: Scripts) -> None:
+async def test_an_incarnation_keeps_its_nonce_however_often_it_begins(scripts: Scripts) -> None:
     first = await scripts.begin_incarnation("life-1", "a" * 16)
     again = await scripts.begin_incarnation("life-1", "b" * 16)
     assert (first.nonce, again.nonce, again.epoch) == ("a" * 16, "a" * 16, None)
@@ -32,7 +32,7 @@ async def test_another_incarnation_clears_the_epoch_and_has_another_nonce(script
     assert await scripts.read_fence() == begun, "nothing is admitted until another epoch is adopted"
 
 
-async def test_a_life_that_lost_data_is_replaced_once_by_whoever_names_it(scripts: Scripts) -> None:
+async def test_an_incarnation_with_data_loss_is_replaced_once(scripts: Scripts) -> None:
     await scripts.begin_incarnation("life-1", "a" * 16)
     await scripts.adopt_epoch("life-1", "a" * 16, 7, 4)
     begun = [await scripts.begin_incarnation("life-1", nonce * 16, "a" * 16) for nonce in "bc"]
@@ -41,7 +41,7 @@ async def test_a_life_that_lost_data_is_replaced_once_by_whoever_names_it(script
     assert not await scripts.adopt_epoch("life-1", "a" * 16, 7, 4), "the epoch that is over does not come back"
 
 
-async def test_an_epoch_for_a_life_that_is_over_is_not_adopted(scripts: Scripts) -> None:
+async def test_an_epoch_for_an_ended_incarnation_is_not_adopted(scripts: Scripts) -> None:
     await scripts.begin_incarnation("life-1", "a" * 16)
     await scripts.begin_incarnation("life-2", "b" * 16)
     assert not await scripts.adopt_epoch("life-1", "a" * 16, 7, 4)
@@ -59,7 +59,7 @@ async def test_older_epochs_stay_known_until_they_are_forgotten(scripts: Scripts
     assert [older.epoch for older in await scripts.older_epochs(current)] == [8]
 
 
-async def test_a_script_that_the_store_has_forgotten_runs_once_all_the_same(
+async def test_a_script_that_the_store_has_flushed_still_runs_once(
     connection: StoreConnection, scripts: Scripts
 ) -> None:
     await scripts.begin_incarnation("life-1", "a" * 16)
@@ -73,13 +73,13 @@ async def test_a_fence_survives_with_its_clock(connection: StoreConnection, scri
     assert await scripts.read_mono_us() == 12345
 
 
-async def test_a_wrong_command_is_an_error_of_the_store_and_harms_no_other_call(connection: StoreConnection) -> None:
+async def test_a_wrong_command_is_a_store_error_and_affects_no_other_call(connection: StoreConnection) -> None:
     with pytest.raises(StoreError):
         await connection.call("HGET", "too", "many", "arguments")
     assert await connection.call("PING") == b"PONG"
 
 
-async def test_a_store_that_stalls_is_unavailable_and_its_late_reply_is_nobody_elses(store: str) -> None:
+async def test_a_stalled_store_is_unavailable_and_its_late_reply_goes_to_no_other_call(store: str) -> None:
     connected = asyncio.Event()
     connection = StoreConnection(store, timeout_ms=100, on_connected=connected.set)
     connection.keep()

@@ -1,4 +1,4 @@
-"""What a region may spend beyond its lease while it is cut off: so much, once, whatever happens to it."""
+"""A partitioned region may spend a bounded overdraft beyond its lease, once, in every case."""
 
 import pytest
 from msgspec import structs
@@ -47,7 +47,7 @@ async def end(scripts: Scripts, incarnation: StoreIncarnation, hold: HoldId, act
     await scripts.update_hold(incarnation.fingerprint, hold, action, amount)
 
 
-async def test_a_region_that_is_cut_off_goes_on_for_so_many_units_and_no_more(
+async def test_a_partitioned_region_admits_its_overdraft_and_no_more(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, LEASE)
@@ -64,7 +64,7 @@ async def test_a_region_that_is_cut_off_goes_on_for_so_many_units_and_no_more(
     assert (told.consumed, told.overdrawn, sum(line.units for line in told.lines)) == (18, 8, 18)
 
 
-async def test_whoever_is_not_cut_off_is_denied_when_the_lease_is_spent(
+async def test_a_connected_region_is_denied_when_its_lease_is_spent(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, LEASE)
@@ -97,7 +97,7 @@ async def test_an_expired_lease_has_its_overdraft_and_nothing_else(
     assert await owed(scripts, incarnation) == (8, 8)
 
 
-async def test_it_ends_with_its_period(
+async def test_an_overdraft_ends_with_its_period(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, structs.replace(LEASE, ends_in_ms=20_000, expires_in_ms=20_000))
@@ -106,7 +106,7 @@ async def test_it_ends_with_its_period(
     assert not (await take(scripts, incarnation, 1)).allowed
 
 
-async def test_each_period_has_its_own(
+async def test_each_period_has_its_own_overdraft(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     old = structs.replace(LEASE, ends_in_ms=20_000)
@@ -127,10 +127,10 @@ async def test_each_period_has_its_own(
     ]
 
 
-async def test_it_is_settled_as_far_as_something_covers_it(
+async def test_an_overdraft_is_settled_as_far_as_units_cover_it(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    """Granted since, it was no overdraft after all; booked as overage, it is spent for ever."""
+    """Units granted later cover the overdraft; units booked as overage do not restore it."""
     await install(scripts, incarnation, LEASE)
     await is_cut_off(connection, scripts, incarnation)
     assert (await take(scripts, incarnation, 18)).allowed
@@ -147,7 +147,7 @@ async def test_it_is_settled_as_far_as_something_covers_it(
     assert await owed(scripts, incarnation) == (13, 5)
 
 
-async def test_what_is_held_beyond_the_lease_is_owed_until_it_is_known_what_became_of_it(
+async def test_units_held_beyond_the_lease_are_owed_until_their_hold_ends(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, LEASE)
@@ -173,7 +173,7 @@ async def test_parts_of_one_hold_are_counted_once(
     assert await available(scripts, incarnation) == -7
 
 
-async def test_policies_and_repetitions_of_one_call_share_it(
+async def test_policies_and_repetitions_of_one_call_share_an_overdraft(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, LEASE)
@@ -187,7 +187,9 @@ async def test_policies_and_repetitions_of_one_call_share_it(
     assert await owed(scripts, incarnation) == (8, 8)
 
 
-async def test_all_or_nothing(connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation) -> None:
+async def test_all_policies_overdraw_or_none(
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
     other = quota_key("exports", [("tenant", "globex")])
     await install(scripts, incarnation, LEASE)
     await is_cut_off(connection, scripts, incarnation)
@@ -202,7 +204,7 @@ async def test_all_or_nothing(connection: StoreConnection, scripts: Scripts, inc
 
 
 @pytest.mark.parametrize("changed", [{"overdraft": 0}, {"overage": 8}])
-async def test_where_there_is_none_it_is_denied(
+async def test_without_an_overdraft_a_request_is_denied(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation, changed: dict[str, int]
 ) -> None:
     lease: LeaseReply = structs.replace(LEASE, **changed)
@@ -212,6 +214,6 @@ async def test_where_there_is_none_it_is_denied(
     assert not (await take(scripts, incarnation, 1)).allowed
 
 
-async def test_an_older_life_says_nothing_of_this_one(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+async def test_an_older_incarnation_does_not_affect_this_one(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     with pytest.raises(Fenced):
         await scripts.note_coordinator_lost(incarnation._replace(epoch=6))

@@ -1,4 +1,4 @@
-"""One period gives way to the next in a real store, on its own clock."""
+"""One period follows the other in a real store, on its own clock."""
 
 import pytest
 from msgspec import structs
@@ -23,7 +23,7 @@ OVER = structs.replace(NOW, expires_in_ms=0, ends_in_ms=0)
 
 
 async def pass_ms(connection: StoreConnection, ms: int) -> None:
-    """The store's clock, by what it is: the time since `last` is added to `mono` by whichever script is next."""
+    """Set the store's clock: the time since `last` is added to `mono` by the next script of any kind."""
     await connection.call("HINCRBY", keys.FENCE, "mono", ms * 1000)
 
 
@@ -31,7 +31,7 @@ async def reported(scripts: Scripts, incarnation: StoreIncarnation) -> dict[str,
     return {lease.period: lease for lease in batch_of(await freeze(scripts, incarnation)).leases}
 
 
-async def test_a_lease_ahead_waits_for_its_period_and_then_admits_with_nobody_asked(
+async def test_a_lease_ahead_waits_for_its_period_and_then_admits_without_an_exchange(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     assert await install(scripts, incarnation, NOW, AHEAD) == {QUOTA: 100}, (
@@ -50,7 +50,7 @@ async def test_a_lease_ahead_waits_for_its_period_and_then_admits_with_nobody_as
 
 
 @pytest.mark.parametrize("touch", ["check", "peek", "freeze", "settle", "give_back"])
-async def test_whichever_script_comes_first_takes_over(
+async def test_the_next_script_of_any_kind_begins_the_period(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation, touch: str
 ) -> None:
     await install(scripts, incarnation, NOW, AHEAD)
@@ -73,15 +73,13 @@ async def test_whichever_script_comes_first_takes_over(
     assert QUOTA in await dirty(scripts, incarnation) or touch == "freeze"
 
 
-async def test_a_period_that_the_coordinator_says_has_begun_begins(
-    scripts: Scripts, incarnation: StoreIncarnation
-) -> None:
+async def test_a_period_begins_when_the_coordinator_reports_it(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     await install(scripts, incarnation, NOW, AHEAD)
     assert await install(scripts, incarnation, OVER, structs.replace(BEGUN, granted=15)) == {QUOTA: 5}
     assert (await take(scripts, incarnation, 15)).allowed
 
 
-async def test_what_was_heard_of_a_lease_ahead_only_moves_forward(
+async def test_totals_of_a_lease_ahead_only_move_forward(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, NOW, structs.replace(AHEAD, granted=20))
@@ -93,7 +91,7 @@ async def test_what_was_heard_of_a_lease_ahead_only_moves_forward(
     assert await available(scripts, incarnation) == 25, "a late reply that says it has not begun: but here it has"
 
 
-async def test_a_request_that_was_long_on_its_way_makes_no_period_begin_early(
+async def test_a_slow_request_does_not_begin_a_period_early(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, NOW, AHEAD)
@@ -102,7 +100,7 @@ async def test_a_request_that_was_long_on_its_way_makes_no_period_begin_early(
     assert (await take(scripts, incarnation, 11)).allowed
 
 
-async def test_only_a_batch_that_told_of_a_period_lets_it_be_forgotten(
+async def test_only_a_batch_that_reported_a_period_lets_it_be_forgotten(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, NOW, AHEAD)
@@ -118,7 +116,7 @@ async def test_only_a_batch_that_told_of_a_period_lets_it_be_forgotten(
     assert list(await reported(scripts, incarnation)) == ["2026-12"]
 
 
-async def test_what_is_granted_late_to_a_period_that_is_over_goes_back(
+async def test_a_late_grant_to_an_ended_period_is_returned(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, NOW, AHEAD)
@@ -138,7 +136,7 @@ async def test_what_is_granted_late_to_a_period_that_is_over_goes_back(
 async def test_usage_between_the_last_report_and_its_receipt_is_reported_first(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    """A copy of an older message is answered late, with what was granted meanwhile."""
+    """A copy of an older message is answered late, with units granted meanwhile."""
     await install(scripts, incarnation, NOW, AHEAD)
     await pass_ms(connection, 60_000)
     assert (await reported(scripts, incarnation))["2026-11"].returned == 100
@@ -150,7 +148,7 @@ async def test_usage_between_the_last_report_and_its_receipt_is_reported_first(
     assert list(await reported(scripts, incarnation)) == ["2026-12"]
 
 
-async def test_of_a_period_that_is_over_totals_only_move_forward(
+async def test_totals_of_an_ended_period_only_move_forward(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, structs.replace(NOW, overage=2), AHEAD)
@@ -171,7 +169,7 @@ async def test_a_period_is_forgotten_with_its_own_batch_and_by_no_copied_receipt
     assert "ended:2026-11" in await scripts.lease_fields(incarnation, QUOTA)
 
 
-async def test_a_lease_ahead_is_reported_and_only_who_leaves_gives_it_back(
+async def test_a_lease_ahead_is_reported_and_returned_only_at_shutdown(
     scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, NOW, AHEAD)
@@ -183,7 +181,7 @@ async def test_a_lease_ahead_is_reported_and_only_who_leaves_gives_it_back(
     assert (await reported(scripts, incarnation))["2026-12"].returned == 10
 
 
-async def test_what_was_given_back_ahead_stays_so_when_the_period_begins(
+async def test_units_returned_ahead_stay_returned_when_the_period_begins(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, NOW, AHEAD)
@@ -194,7 +192,7 @@ async def test_what_was_given_back_ahead_stays_so_when_the_period_begins(
     assert (await take(scripts, incarnation, 3)).allowed
 
 
-async def test_of_an_older_epoch_no_period_begins(
+async def test_no_period_of_an_older_epoch_begins(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, NOW, AHEAD)
@@ -219,10 +217,8 @@ async def test_a_store_that_slept_through_a_period_goes_through_all_of_them(
     }
 
 
-async def test_other_periods_are_in_force_and_the_lease_that_waits_goes_back(
-    scripts: Scripts, incarnation: StoreIncarnation
-) -> None:
-    """A quota by the month becomes one by the day, while the next month's lease waits."""
+async def test_a_change_of_period_returns_the_waiting_lease(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+    """A monthly quota becomes a daily one while the next month's lease waits."""
     await install(scripts, incarnation, NOW, AHEAD)
     await install(scripts, incarnation, lease_reply(period="2026-11-30", granted=5, first_minute=40_000))
     assert await available(scripts, incarnation) == 5
@@ -236,7 +232,7 @@ MONTH = lease_reply(granted=100, current=True)
 
 
 async def settled(scripts: Scripts, incarnation: StoreIncarnation, *leases: LeaseReply) -> dict[str, int]:
-    """What a batch that is reported now is answered."""
+    """Return the answer to a batch that is reported now."""
     frozen = await freeze(scripts, incarnation)
     return await install(scripts, incarnation, *leases, seq=frozen.seq)
 
@@ -256,7 +252,7 @@ async def test_a_period_that_began_earlier_replaces_the_current_one(
     }
 
 
-async def test_a_period_that_is_current_again_goes_on_with_its_totals(
+async def test_a_period_that_is_current_again_continues_with_its_totals(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, MONTH)
@@ -272,10 +268,10 @@ async def test_a_period_that_is_current_again_goes_on_with_its_totals(
     assert (await scripts.lease_fields(incarnation, QUOTA))["held"] == "0"
 
 
-async def test_a_period_that_was_forgotten_goes_on_with_what_its_region_reported(
+async def test_a_forgotten_period_continues_with_the_reported_totals(
     scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    """A coordinator whose clock was ahead had said that it was over."""
+    """A coordinator whose clock was ahead had ended the period."""
     await install(scripts, incarnation, MONTH)
     await take(scripts, incarnation, 60)
     over = structs.replace(MONTH, current=False, ends_in_ms=0, expires_in_ms=0)
@@ -291,7 +287,7 @@ async def test_a_period_that_was_forgotten_goes_on_with_what_its_region_reported
     assert (told["2026-11"].consumed, told["2026-11"].returned, told["2027-01"].returned) == (60, 40, 5)
 
 
-async def test_a_reply_that_another_overtook_begins_no_lease(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+async def test_an_overtaken_reply_begins_no_lease(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     await install(scripts, incarnation, DAY)
     for _ in range(2):
         await settled(scripts, incarnation, DAY)
@@ -302,16 +298,14 @@ async def test_a_reply_that_another_overtook_begins_no_lease(scripts: Scripts, i
     )
 
 
-async def test_a_lease_that_waits_is_the_current_one_as_soon_as_the_coordinator_says_so(
+async def test_a_waiting_lease_becomes_current_when_the_coordinator_reports_it(
     scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, NOW, AHEAD)
     assert await settled(scripts, incarnation, structs.replace(BEGUN, current=True)) == {QUOTA: 10}
 
 
-async def test_a_grant_of_a_period_that_is_not_known_here_goes_back(
-    scripts: Scripts, incarnation: StoreIncarnation
-) -> None:
+async def test_a_grant_of_an_unknown_period_is_returned(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     await install(scripts, incarnation, DAY)
     older = lease_reply(period="2026-10", granted=70, overage=5, consumed=40, returned=10, first_minute=-1)
     assert await settled(scripts, incarnation, older, DAY) == {QUOTA: 0}
@@ -319,10 +313,8 @@ async def test_a_grant_of_a_period_that_is_not_known_here_goes_back(
     assert (told.granted, told.overage, told.consumed, told.returned) == (70, 5, 40, 35)
 
 
-async def test_a_lease_that_was_used_never_waits_with_totals_of_zero(
-    scripts: Scripts, incarnation: StoreIncarnation
-) -> None:
-    """Its period was over and forgotten here; then came a reply from before its end, to the same batch."""
+async def test_a_used_lease_never_waits_with_totals_of_zero(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+    """Its period had ended and was forgotten; then a reply from before its end arrived for the same batch."""
     await install(scripts, incarnation, MONTH)
     used = structs.replace(DAY, granted=50, consumed=20, returned=30, current=False)
     await settled(scripts, incarnation, MONTH, used)
@@ -332,10 +324,10 @@ async def test_a_lease_that_was_used_never_waits_with_totals_of_zero(
     assert (told.granted, told.consumed, told.returned) == (55, 20, 35), "what was granted since goes back"
 
 
-async def test_a_lease_that_is_gone_is_not_installed_anew(
+async def test_a_lost_lease_is_not_installed_again(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    """The ledger knows that it was used, or the store itself that something was to be reported of it."""
+    """The ledger shows that it was used, or the store that it had usage to report."""
     lane = lane_of(QUOTA, incarnation.lanes)
     await install(scripts, incarnation, MONTH)
     await take(scripts, incarnation, 60)
@@ -352,7 +344,7 @@ async def test_a_lease_that_is_gone_is_not_installed_anew(
     assert await install(scripts, incarnation, MONTH) == {QUOTA: 100}, "nothing of it was ever used"
 
 
-async def test_of_an_older_epoch_what_is_left_is_reported_though_a_lease_is_gone(
+async def test_the_rest_of_an_older_epoch_is_reported_even_if_a_lease_is_lost(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, MONTH)
@@ -362,9 +354,7 @@ async def test_of_an_older_epoch_what_is_left_is_reported_though_a_lease_is_gone
     assert await settled(scripts, incarnation, structs.replace(MONTH, consumed=60)) == {}
 
 
-async def test_only_the_lease_of_the_period_that_is_meant_is_given_back(
-    scripts: Scripts, incarnation: StoreIncarnation
-) -> None:
+async def test_only_the_lease_of_the_named_period_is_returned(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     await install(scripts, incarnation, MONTH)
     assert await scripts.return_units(incarnation, QUOTA, 0, period="2026-11-30") == 0
     assert await scripts.return_units(incarnation, QUOTA, 0, period="2026-11", most=30) == 30

@@ -1,7 +1,6 @@
-"""The simulation's stand-in for Redis against a real store: the same commands and scripts, equal replies, equal keys.
-
-The simulation believes its stores because of these tests. Both run the same Lua; what is compared is everything below
-it: commands, conversions between Lua and Redis, libraries, and what a script may not do.
+"""The simulation's stand-in for Redis and a real store get the same commands and scripts, and have equal replies and
+keys. The simulation relies on these tests. Both run the same Lua; everything below it is compared: commands,
+conversions between Lua and Redis, libraries, and what a script may not do.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +33,7 @@ from tests.simulation.run import run
 from tests.simulation.simulated.redis_lua import interpreter
 from tests.simulation.simulated.scripted_store import LocalConnection, ScriptedStore
 
-# Gives what a command replied, and the kind of an error.
+# Returns the reply of a command, or the kind of its error.
 ASK = """
 local is_done, reply = pcall(redis.call, ARGV[1], KEYS[1], unpack(ARGV, 2))
 local fault = not is_done and (type(reply) == 'table' and reply.err or tostring(reply))
@@ -54,7 +53,7 @@ def wire(store_server: Server) -> Iterator[Wire]:
 
 
 def both(wire: Wire, store: ScriptedStore, source: str, keys: Sequence[str] = (), argv: Sequence[str] = ()) -> Any:
-    """RequestRun a script in both; give their replies, or the first words of their errors."""
+    """Run a script in both; return their replies, or the first words of their errors."""
     replies = list[Any]()
     asking: list[Callable[[], Any]] = [
         lambda: wire.ask("EVAL", source, len(keys), *keys, *argv),
@@ -113,7 +112,7 @@ def test_commands_reply_and_write_alike(wire: Wire, asked: list[tuple[str, tuple
     wire.ask("FLUSHALL")
     store = ScriptedStore()
     for key, command in asked:
-        argv = [each.encode("latin-1") for each in command]  # what is not ASCII is bytes to the real one
+        argv = [each.encode("latin-1") for each in command]  # text that is not ASCII is bytes in the real one
         real = wire.ask("EVAL", ASK, 1, key, *argv)
         found = interpreter().run(ASK, store._command, [key], command)
         assert _unordered(command, found) == _unordered(command, real), command
@@ -162,7 +161,7 @@ def test_scripts_return_and_fail_alike(wire: Wire, source: str) -> None:
 
 
 def test_the_scripts_have_no_other_clock() -> None:
-    """Else the tests below would compare two clocks."""
+    """Otherwise the tests below would compare two clocks."""
     for name, source in sources().items():
         assert source.count(NOW) == source.count(b"TIME'"), name
 
@@ -171,7 +170,7 @@ def test_the_scripts_have_no_other_clock() -> None:
 
 
 class Both(LocalConnection):
-    """Every command goes to both stores, at the same microsecond; they must agree."""
+    """A store that sends every command to both stores, at the same microsecond, and requires equal replies."""
 
     def __init__(self, store: ScriptedStore, wire: Wire) -> None:
         super().__init__(store)
@@ -179,7 +178,7 @@ class Both(LocalConnection):
         self.set_time(store.now_us)
 
     def set_time(self, now_us: int) -> None:
-        """Set both clocks, and have the real store forget what the other one does."""
+        """Set both clocks, and expire in the real store what the other one expires."""
         if now_us != self.store.now_us:
             due = dict(self.store.forgets_at_us)
             self.store.now_us = now_us
@@ -209,7 +208,7 @@ class Both(LocalConnection):
 
 
 def _comparable(command: Argument, reply: Any) -> Any:
-    """Bring replies whose order means nothing into one order."""
+    """Sort replies whose order has no meaning."""
     if command == "HGETALL":
         return as_pairs(reply)
     return sorted(reply) if command == "SRANDMEMBER" else reply
@@ -217,7 +216,7 @@ def _comparable(command: Argument, reply: Any) -> Any:
 
 @pytest.mark.parametrize("seed", [0, 1, 3])
 def test_a_store_of_the_simulation_replies_as_a_real_one_does(wire: Wire, seed: int) -> None:
-    """All that the agents of one region ask in a run, asked of a real store at the same times, until it loses data."""
+    """Replay all calls of one region's agents in a run on a real store, at the same times, until it loses data."""
     region, asked, is_whole = REGIONS[0], list[tuple[int, tuple[Argument, ...]]](), True
     execute, restore = ScriptedStore.execute, ScriptedStore.restore
 

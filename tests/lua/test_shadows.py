@@ -1,4 +1,4 @@
-"""What is in shadow on a real store: it is counted as if it were enforced, and changes nothing for anybody."""
+"""A shadow policy on a real store is counted as if it were enforced, and changes no outcome."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -29,7 +29,7 @@ def tried_slot(units: int = 1, limit: int = 2, slot_ttl_ms: int = TTL_MS) -> Slo
 async def check(
     scripts: Scripts, incarnation: StoreIncarnation, *charges: Charge, mode: str = "enforce"
 ) -> list[tuple[str, int]]:
-    """Of a request that is allowed: what each policy says."""
+    """Return what each policy of an admitted request reports."""
     decision = await scripts.check(incarnation, mode, charges)
     assert decision.allowed
     return said(decision)
@@ -50,14 +50,16 @@ async def test_a_shadow_counts_until_it_would_refuse_and_then_takes_nothing(
 
 
 @pytest.mark.anyio
-async def test_what_is_denied_takes_nothing_of_a_shadow(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+async def test_a_denied_request_takes_nothing_of_a_shadow(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     decision = await scripts.check(incarnation, "enforce", [tried(), RateCharge(RATE, 11, 1_000, 10)])
     assert (decision.allowed, said(decision)) == (False, [("", 3), ("cost_above_limit", 10)])
     assert await check(scripts, incarnation, tried(), mode="peek") == [("", 3)]
 
 
 @pytest.mark.anyio
-async def test_a_shadow_leaves_its_count_to_who_enforces_it(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+async def test_enforcement_continues_from_the_count_of_a_shadow(
+    scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
     for _ in range(3):
         await check(scripts, incarnation, tried())
     decision = await scripts.check(incarnation, "enforce", [tried()._replace(is_shadow=False)])
@@ -65,7 +67,9 @@ async def test_a_shadow_leaves_its_count_to_who_enforces_it(scripts: Scripts, in
 
 
 @pytest.mark.anyio
-async def test_an_operation_is_told_again_what_its_shadow_said(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+async def test_a_replayed_operation_has_the_outcome_of_its_shadow(
+    scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
     once = Operation("once", "body", 60_000)
     first, again = [await scripts.check(incarnation, "enforce", [ENFORCED, tried(4)], once) for _ in range(2)]
     assert (again.allowed, again.replayed, said(again)) == (True, True, said(first))
@@ -73,7 +77,7 @@ async def test_an_operation_is_told_again_what_its_shadow_said(scripts: Scripts,
 
 
 @pytest.mark.anyio
-async def test_a_check_takes_no_slot_of_a_shadow_and_is_told_why(
+async def test_a_check_takes_no_slot_of_a_shadow_and_gets_the_reason(
     scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     for mode, left in (("enforce", 9), ("adjust", 8)):
@@ -85,7 +89,7 @@ async def test_a_check_takes_no_slot_of_a_shadow_and_is_told_why(
 
 
 @pytest.mark.anyio
-async def test_a_hold_is_granted_and_ended_whatever_its_shadows_say(
+async def test_a_hold_is_granted_and_ended_whatever_its_shadows_decide(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, lease_reply(granted=100))
@@ -122,7 +126,7 @@ def test_a_shadow_neither_shortens_a_hold_nor_ends_it(clocked: Slots) -> None:
     assert clocked.look().remaining == 5
 
 
-def test_a_hold_of_nothing_but_shadows_is_told_anything(clocked: Slots) -> None:
+def test_every_operation_on_a_hold_of_shadows_only_succeeds(clocked: Slots) -> None:
     held = [clocked.hold(tried_slot()) for _ in range(3)]
     assert [each.policies[0].reason for each in held] == ["", "", "slots_taken"]
     for each, left in zip(held, (1, 2, 2), strict=True):
@@ -133,7 +137,7 @@ def test_a_hold_of_nothing_but_shadows_is_told_anything(clocked: Slots) -> None:
         assert free(clocked) == left
 
 
-def test_an_extension_keeps_the_slot_of_a_shadow_as_long_as_its_quota_says(clocked: Slots) -> None:
+def test_an_extension_keeps_the_slot_of_a_shadow_for_the_ttl_of_its_quota(clocked: Slots) -> None:
     decision = clocked.hold(tried_slot(), ttl_ms=10 * TTL_MS)
     assert decision.hold is not None
     for _ in range(5):

@@ -42,7 +42,7 @@ class Give(NamedTuple):
     rate_micro: int
     after_micro: int
     expires_in_ms: int
-    late_us: int  # so long ago it was asked for
+    late_us: int  # how long ago it was requested
 
 
 Step = Wait | Take | Report | Give
@@ -50,7 +50,7 @@ Step = Wait | Take | Report | Give
 
 @dataclass
 class Beside:
-    """One share: in a store, and as it is reasoned about."""
+    """One share, in a store and in the model."""
 
     clocked: Clocked
     share: StoredShare = field(default_factory=StoredShare)
@@ -71,7 +71,7 @@ class Beside:
                 self.give(step)
 
     def report(self, report: Report) -> None:
-        """Both give up what is not used, and say then what they have."""
+        """Give up unused units in both, and compare what they report."""
         in_force_micro, limit = self.in_force_micro(), limit_of(self.clocked.algorithm)
         wanted = requested_micro(report.demand_micro, self.in_bucket(), limit.burst, report.is_contended)
         kept = kept_micro(wanted, in_force_micro, report.is_contended)
@@ -123,12 +123,12 @@ SHARE = Give(number=3, rate_micro=40_000_000, after_micro=833, expires_in_ms=EXP
 @given(drawn=st.lists(steps, min_size=5, max_size=30))
 @example(drawn=[SHARE, *(Wait(us) for us in (1, 7_999_998, 1, 1, 31_999_998, 1))])  # each end, and just before
 @example(drawn=[SHARE, Report(32_000_000, True), Report(31_999_999, True), SHARE._replace(number=4, late_us=5_000_001)])
-@example(drawn=[SHARE, Wait(9_000_000), Take(1), Report(1, True), Wait(31_000_000), SHARE])  # what is over is forgotten
-def test_a_share_in_the_store_is_what_is_reasoned_about(
-    store_server: Server, algorithm: str, drawn: list[Step]
-) -> None:
+@example(
+    drawn=[SHARE, Wait(9_000_000), Take(1), Report(1, True), Wait(31_000_000), SHARE]
+)  # an ended share is forgotten
+def test_a_share_in_the_store_equals_the_model(store_server: Server, algorithm: str, drawn: list[Step]) -> None:
     with closing(Clocked(store_server, algorithm)) as clocked:
-        clocked.advance(10_000_000)  # so that what was asked for before is not before the store's time
+        clocked.advance(10_000_000)  # so that earlier requests are not before the store's time
         beside = Beside(clocked)
         for step in drawn:
             beside.do(step)

@@ -1,6 +1,6 @@
-"""Slots on a real store: never more at once than the limit, never fewer than it promises, and none is lost for long.
+"""Slots on a real store never exceed the limit, are never fewer than promised, and none is lost for long.
 
-The oracle is a list of who has what and until when. The store runs the real scripts on the test's clock.
+The oracle is a list of holders and the ends of their slots. The store runs the real scripts on the test's clock.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Direct(Straight):
 
 
 class Slots(Clocked):
-    """One quota's slots on a real store, at times that the test says."""
+    """One quota's slots on a real store, at times that the test sets."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(server, "")
@@ -102,7 +102,9 @@ def share(units: int, number: int = 1, **other: int) -> SlotShare:
 
 
 class StoresClock:
-    """What lua/parts/clock.lua makes of a machine's: after a jump back it may repeat what is left of a millisecond."""
+    """Return what lua/parts/clock.lua makes of a machine's clock: after a jump back it may repeat the rest of a
+    millisecond.
+    """
 
     def __init__(self, machine_us: int) -> None:
         self._last_us = self._mono_us = machine_us
@@ -140,7 +142,7 @@ steps = st.lists(
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 @given(steps=steps)
-def test_what_is_taken_is_what_the_promise_says(store_server: Server, steps: list[tuple[str, int, int]]) -> None:
+def test_slots_are_taken_exactly_as_promised(store_server: Server, steps: list[tuple[str, int, int]]) -> None:
     with closing(Slots(store_server)) as store:
         taken: list[Taken] = []
         store.look()  # its clock begins
@@ -156,7 +158,7 @@ def test_what_is_taken_is_what_the_promise_says(store_server: Server, steps: lis
             elif taken:
                 _ends(store, taken[number % len(taken)], step, amount, now_us)
             for each in taken:
-                each.until_us = each.until_us if each.until_us > now_us else OVER  # also if that moment comes twice
+                each.until_us = each.until_us if each.until_us > now_us else OVER  # even if that moment occurs twice
             in_use = sum(each.units for each in taken if each.until_us != OVER)
             assert store.look(limit).remaining == max(0, limit - in_use)
 
@@ -204,7 +206,7 @@ async def test_of_200_clients_at_once_exactly_the_limit_takes_a_slot(
 # --- the traps --------------------------------------------------------------------------------------------------------
 
 
-def test_a_slot_that_is_given_back_is_free_and_giving_it_back_again_changes_nothing(store_of_slots: Slots) -> None:
+def test_a_released_slot_is_free_and_a_second_release_changes_nothing(store_of_slots: Slots) -> None:
     first, second = store_of_slots.slot(3), store_of_slots.slot(2)
     assert not store_of_slots.hold(slots()).allowed
     for _ in range(3):
@@ -217,7 +219,7 @@ def test_a_slot_that_is_given_back_is_free_and_giving_it_back_again_changes_noth
     assert store_of_slots.tell(first, "commit", 1).outcome is HoldOutcome.ENDED, "it was released"
 
 
-def test_a_holder_that_is_gone_loses_its_slot_in_its_ttl_and_not_before(store_of_slots: Slots) -> None:
+def test_an_absent_holder_loses_its_slot_exactly_after_its_ttl(store_of_slots: Slots) -> None:
     gone = store_of_slots.slot(5)
     store_of_slots.advance(TTL_MS * 1000 - 1)
     denied = store_of_slots.hold(slots())
@@ -230,7 +232,7 @@ def test_a_holder_that_is_gone_loses_its_slot_in_its_ttl_and_not_before(store_of
     assert store_of_slots.look().remaining == 0, "what somebody else has is not given back"
 
 
-def test_a_holder_that_goes_on_keeps_its_slot(store_of_slots: Slots) -> None:
+def test_a_holder_that_extends_keeps_its_slot(store_of_slots: Slots) -> None:
     slot = store_of_slots.slot(5)
     for _ in range(20):
         store_of_slots.advance(TTL_MS * 1000 - 1)
@@ -239,7 +241,7 @@ def test_a_holder_that_goes_on_keeps_its_slot(store_of_slots: Slots) -> None:
     assert not store_of_slots.hold(slots()).allowed
 
 
-def test_a_limit_that_is_lowered_takes_nothing_away_and_holds_for_the_next(store_of_slots: Slots) -> None:
+def test_a_lowered_limit_revokes_no_slot_and_applies_to_the_next(store_of_slots: Slots) -> None:
     first, second = store_of_slots.slot(2), store_of_slots.slot(3)
     lowered = store_of_slots.hold(slots(1, 2))
     assert (lowered.allowed, lowered.policies[0].remaining) == (False, 0)
@@ -250,7 +252,7 @@ def test_a_limit_that_is_lowered_takes_nothing_away_and_holds_for_the_next(store
     assert store_of_slots.look(8).remaining == 2
 
 
-def test_a_cost_above_the_limit_is_told_from_a_denial(store_of_slots: Slots) -> None:
+def test_a_cost_above_the_limit_is_distinguished_from_a_denial(store_of_slots: Slots) -> None:
     for limit in (5, 0):
         decision = store_of_slots.hold(slots(6, limit))
         policy = decision.policies[0]
@@ -280,7 +282,7 @@ def test_peek_takes_nothing_and_leaves_nothing(store_of_slots: Slots) -> None:
     assert store_of_slots.names() == []
 
 
-def test_thousands_that_run_out_at_once_are_free_at_once(store_of_slots: Slots) -> None:
+def test_thousands_of_slots_that_expire_together_are_free_at_once(store_of_slots: Slots) -> None:
     for _ in range(300):
         store_of_slots.slot(10, 3_000)
     store_of_slots.advance(TTL_MS * 1000)
@@ -300,7 +302,7 @@ def test_all_is_forgotten_ten_minutes_after_the_last_slot(store_of_slots: Slots)
     assert store_of_slots.tell(slot, "look").outcome is HoldOutcome.UNKNOWN
 
 
-def test_what_is_remembered_of_a_key_in_use_is_swept(store_of_slots: Slots) -> None:
+def test_ended_slots_of_a_key_in_use_are_swept(store_of_slots: Slots) -> None:
     for _ in range(50):
         store_of_slots.tell(store_of_slots.slot(), "release")
     store_of_slots.advance(REMEMBERED_MS * 1000)
@@ -308,7 +310,7 @@ def test_what_is_remembered_of_a_key_in_use_is_swept(store_of_slots: Slots) -> N
     assert store_of_slots.wire.ask("HLEN", keys.slots(lane_of(REPORTS, LIFE.lanes), REPORTS)) == 2, "it, and `used`"
 
 
-# --- with others ------------------------------------------------------------------------------------------------------
+# --- with other kinds of quotas ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.anyio
@@ -339,7 +341,7 @@ async def test_rate_allowance_and_slot_are_taken_together_or_not_at_all(
 
 
 @pytest.mark.anyio
-async def test_a_slot_that_is_forgotten_keeps_no_work_from_being_booked(
+async def test_a_forgotten_slot_does_not_keep_usage_from_being_booked(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, lease_reply(granted=10))
@@ -358,7 +360,7 @@ async def test_a_slot_that_is_forgotten_keeps_no_work_from_being_booked(
 SHARED = SlotCharge(REPORTS, 1, 9, TTL_MS, base_share=2)
 
 
-def test_a_share_is_in_force_then_what_is_left_of_it_and_then_the_safe_share(store_of_slots: Slots) -> None:
+def test_a_share_lasts_then_falls_back_and_then_is_the_safe_share(store_of_slots: Slots) -> None:
     def look() -> PolicyDecision:
         return store_of_slots.look_at(SHARED)
 
@@ -375,7 +377,7 @@ def test_a_share_is_in_force_then_what_is_left_of_it_and_then_the_safe_share(sto
 def test_a_slot_lasts_as_its_share_says_and_is_extended_only_within_it(
     store_of_slots: Slots,
 ) -> None:
-    """Whoever counts on the share counts by the `slot_ttl` that was in force when it was given."""
+    """The coordinator counts on the `slot_ttl` that was in force when the share was granted."""
     at_once(store_of_slots.scripts.share_slots(LIFE, 0, [share(2, slot_ttl_ms=10_000)]))
     held = [store_of_slots.hold(SHARED).hold for _ in range(2)]
     one, other = (each.id for each in held if each is not None)
@@ -389,13 +391,13 @@ def test_a_slot_lasts_as_its_share_says_and_is_extended_only_within_it(
     assert store_of_slots.tell(one, "extend", TTL_MS).outcome is HoldOutcome.DONE
 
 
-def test_a_cost_that_no_share_may_ever_meet_is_told_apart_from_one_that_waits(store_of_slots: Slots) -> None:
+def test_a_cost_that_no_share_can_meet_is_distinguished_from_one_that_waits(store_of_slots: Slots) -> None:
     decision = store_of_slots.hold(SHARED._replace(cost=3))
     assert (decision.policies[0].reason, decision.policies[0].retry_after_ms) == ("slots_taken", 1_000)
     assert store_of_slots.hold(SHARED._replace(cost=10)).policies[0].reason == "cost_above_limit"
 
 
-def test_what_a_report_says(store_of_slots: Slots) -> None:
+def test_a_report_has_the_number_of_the_share_and_slots_held_and_wanted(store_of_slots: Slots) -> None:
     def report(agent: str, waiting: int) -> tuple[int, int, int]:
         (told,) = at_once(store_of_slots.scripts.report_slots(LIFE, agent, [AgentSlotDemand(SHARED, waiting)])).reports
         return told.number, told.held, told.wanted
@@ -407,7 +409,7 @@ def test_what_a_report_says(store_of_slots: Slots) -> None:
     assert report("one", 2) == (7, 1, 6), "one is in use yet"
 
 
-def test_slots_that_are_no_longer_shared_are_extended_as_before(store_of_slots: Slots) -> None:
+def test_slots_of_a_formerly_shared_quota_are_extended_as_before(store_of_slots: Slots) -> None:
     at_once(store_of_slots.scripts.share_slots(LIFE, 0, [share(2)]))
     held = [store_of_slots.hold(charge).hold for charge in (SHARED, slots(limit=5))]
     store_of_slots.advance(8_001_000)

@@ -1,7 +1,7 @@
-"""A real store without an event loop, whose scripts go by the time that a test says.
+"""A real store without an event loop, whose scripts use the time that a test sets.
 
-`redis.call('TIME')` reads a key that the test writes. What the scripts have the store forget is forgotten centuries
-later, so that no machine's own clock has a say in it: the test says when.
+`redis.call('TIME')` reads a key that the test writes. Keys expire centuries later, so that no real clock affects them,
+and the test reads when they should expire.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 NOW, READ_NOW = b"redis.call('TIME')", b"redis.call('HMGET', 'clock', 's', 'us')"
 FAR_MS = 10**13
-# How the scripts say that something is to be forgotten, and ask when it will be.
+# Commands by which the scripts set and read the expiry of a key.
 FORGETTING = (
     (rb"'PX', (.*)\)$", rb"'PXAT', string.format('%%.0f', (\1) + %d))" % FAR_MS),
     (
@@ -36,7 +36,7 @@ FORGETTING = (
 
 
 def on_the_tests_time(source: bytes) -> bytes:
-    """Rewrite a script so that its clock is the test's, in its decisions and in what it has the store forget."""
+    """Rewrite a script so that its clock, for decisions and expiry, is the test's."""
     source = source.replace(NOW, READ_NOW)
     for said, meant in FORGETTING:
         source = re.sub(said, meant, source, flags=re.MULTILINE)
@@ -71,7 +71,7 @@ class Wire:
         self.ask("HSET", "clock", "s", now_us // 1_000_000, "us", now_us % 1_000_000)
 
     def forgets_in_ms(self, key: bytes) -> int:
-        """Give a key's time to live as it was last written; below zero for a key that is kept."""
+        """Return a key's time to live as it was last written; below zero for a key that is kept."""
         at_ms: int = self.ask("PEXPIRETIME", key)
         return at_ms - FAR_MS
 
@@ -103,7 +103,7 @@ def by_moment(log: Iterable[bytes]) -> list[tuple[float, float]]:
 
 
 def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run what never waits."""
+    """Run a coroutine that never waits."""
     try:
         coroutine.send(None)
     except StopIteration as stop:

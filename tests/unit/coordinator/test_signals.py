@@ -1,4 +1,4 @@
-"""Hints reach those whom they concern, and nobody who is slow can fill the memory."""
+"""Signals reach the regions they concern, and a slow reader cannot fill the memory."""
 
 import msgspec
 import pytest
@@ -14,7 +14,7 @@ def payload(kind: str, region: str | None = None, keep: int = 0) -> str:
     return msgspec.json.encode(Notice(Signal(kind=kind, keep=keep), region)).decode()
 
 
-async def test_a_region_hears_its_own_and_what_is_for_all() -> None:
+async def test_a_region_receives_its_own_signals_and_those_for_all() -> None:
     hub = SignalHub()
     with hub.subscribe("us-east") as east, hub.subscribe("eu-west") as west:
         hub.deliver(payload("recall", "us-east"))
@@ -24,12 +24,12 @@ async def test_a_region_hears_its_own_and_what_is_for_all() -> None:
     assert len(hub) == 0
 
 
-async def test_silence_is_an_empty_list() -> None:
+async def test_no_signal_within_the_wait_is_an_empty_list() -> None:
     with SignalHub().subscribe("us-east") as quiet:
         assert await quiet.take(0.001) == []
 
 
-async def test_of_a_slow_reader_the_oldest_are_dropped() -> None:
+async def test_the_oldest_signals_of_a_slow_reader_are_dropped() -> None:
     hub = SignalHub()
     with hub.subscribe("us-east") as slow:
         for number in range(MAX_WAITING_SIGNALS + 10):
@@ -38,7 +38,7 @@ async def test_of_a_slow_reader_the_oldest_are_dropped() -> None:
         assert [signal.keep for signal in taken] == list(range(10, MAX_WAITING_SIGNALS + 10))
 
 
-async def test_closing_ends_those_who_wait_and_those_who_come_later() -> None:
+async def test_closing_ends_waiting_and_later_readers() -> None:
     hub = SignalHub()
     with hub.subscribe("us-east") as early:
         hub.close()

@@ -282,7 +282,7 @@ def test_a_central_quota_grants_nothing_of_the_next_period() -> None:
 
 
 def test_a_pool_above_its_limit_gives_the_excess_back() -> None:
-    """When a quota turns from regional to leased, free units above the limit leave the pool at once."""
+    """Free units above the limit leave the pool at once when a quota turns from regional to leased."""
     table = OwnLimits(100)
     table.ask("us-east", waiting=80)
     fund(table.report(table.leases[0]), table.pool, 100)

@@ -83,7 +83,7 @@ def test_higher_demand_gives_no_smaller_share_and_no_other_a_larger_one(
 @pytest.mark.parametrize(
     ("demands", "shares"),
     [
-        ([0, 0, 0], [30, 30, 30]),  # nobody wants anything: each has its base share
+        ([0, 0, 0], [30, 30, 30]),  # without demand each region has its base share
         ([90, 90, 90], [30, 30, 30]),
         ([10, 90, 90], [10, 40, 40]),  # units that one region does not want go to the others
         ([10, 20, 900], [10, 20, 60]),
