@@ -223,7 +223,7 @@ def _merge(into: dict[str, Any], components: Mapping[str, Any]) -> None:
 
 
 def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Compare two schemas. Of an enumeration pydantic and msgspec say the same in different words."""
+    """Compare two schemas. pydantic and msgspec describe an enumeration in different ways."""
     return one == other or ("enum" in one and set(one["enum"]) == set(other.get("enum", ())))
 
 

@@ -1,8 +1,7 @@
 """Answer every refusal with a problem document (RFC 9457), whose kinds are in one table.
-
-Programs branch on `type`, people read `title` and `detail`, and whoever answers a call for help searches the logs for
-`request_id`. The `type` is a path of this very server, where the kind is explained. What nobody foresaw becomes
-`internal-error`: it says nothing about the inside, while the log has the traceback under the same request id.
+Programs branch on `type`, people read `title` and `detail`, and operators search the logs for `request_id`. The `type`
+is a path of this server, which explains the kind. An unexpected exception becomes `internal-error`: the document says
+nothing about internals, and the log has the traceback under the request id.
 """
 
 from collections.abc import Mapping, Sequence

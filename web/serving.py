@@ -106,7 +106,7 @@ async def serve_on(
 ) -> None:
     """Serve an app on a socket that is open already, and that other processes may share.
 
-    `on_listening` is told the address once the app has started: with port 0 it is the only way to know.
+    `on_listening` is called with the address once the app has started, which is the only way to know it with port 0.
     """
     collect_garbage_rarely()
     limits = limits or ConnectionLimits()

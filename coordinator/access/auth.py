@@ -24,7 +24,7 @@ async def caller_of(request: Request, coordinator: CoordinatorDep) -> Caller:
         detail = "The token is unknown or revoked." if token else "Send a token: `Authorization: Bearer <token>`."
         raise Problem("unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
     if found.region is not None:
-        coordinator.health.note_heard(found.region)
+        coordinator.health.note_seen(found.region)
     return found
 
 

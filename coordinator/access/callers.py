@@ -21,28 +21,28 @@ class Callers:
 
     async def find(self, token_hash: bytes) -> Caller | None:
         """Return the caller with a token, or None if the token is unknown."""
-        answer: asyncio.Future[Caller | None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((token_hash, answer))
+        waiting: asyncio.Future[Caller | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((token_hash, waiting))
         if self._running is None:
             self._running = asyncio.create_task(self._run())
-        return await answer
+        return await waiting
 
     async def _run(self) -> None:
         try:
             while self._waiting:
-                asked, self._waiting = self._waiting, []
-                await self._answer(asked)
+                requests, self._waiting = self._waiting, []
+                await self._answer(requests)
         finally:
             self._running = None
 
-    async def _answer(self, asked: Waiting) -> None:
+    async def _answer(self, requests: Waiting) -> None:
         try:
-            found = await self._look_up(list({token_hash for token_hash, _ in asked}))
+            found = await self._look_up(list({token_hash for token_hash, _ in requests}))
         except Exception as error:  # every waiting request fails, and the next look-up is independent
-            for _, answer in asked:
-                if not answer.done():
-                    answer.set_exception(error)
+            for _, waiting in requests:
+                if not waiting.done():
+                    waiting.set_exception(error)
         else:
-            for token_hash, answer in asked:
-                if not answer.done():
-                    answer.set_result(found.get(token_hash))
+            for token_hash, waiting in requests:
+                if not waiting.done():
+                    waiting.set_result(found.get(token_hash))

@@ -37,8 +37,8 @@ class AuditFilter(NamedTuple):
 
 async def read_audit(connection: Connection, question: AuditFilter, before: int | None, count: int) -> list[AuditEntry]:
     """Return at most `count` entries that were written before the given one, newest first."""
-    asked = question._asdict() | {"before": before}
-    given = {name: value for name, value in asked.items() if value is not None and value != ()}
+    conditions = question._asdict() | {"before": before}
+    given = {name: value for name, value in conditions.items() if value is not None and value != ()}
     rows = await connection.fetch(*_entries(tuple(given)).with_values(count=count, **given))
     return [AuditEntry(**{**row, "details": msgspec.json.decode(row["details"])}) for row in rows]
 

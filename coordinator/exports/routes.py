@@ -58,9 +58,9 @@ async def create_export(request: Request, coordinator: CoordinatorDep, caller: R
     """
     if not can_be_written(body.format):
         raise refused("format", "supported", _NO_PYARROW)
-    asked, now = ExportRequest(body.period, body.tenant, body.format), coordinator.clock.now()
+    wanted, now = ExportRequest(body.period, body.tenant, body.format), coordinator.clock.now()
     export_id = id_for(request, caller)
-    found = await coordinator.database.run(lambda c: ask_export(c, export_id, asked, caller.token_id, now))
+    found = await coordinator.database.run(lambda c: ask_export(c, export_id, wanted, caller.token_id, now))
     if isinstance(found, NoExport):
         kind = "not-found" if found is NoExport.NO_PERIOD else "export-not-ready"
         raise Problem(kind, found, headers={} if found is NoExport.NO_PERIOD else {"Retry-After": "60"})

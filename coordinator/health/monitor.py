@@ -18,7 +18,7 @@ from coordinator.database.connection import Connection
 from coordinator.database.engine import SESSION
 from coordinator.health.readiness import (
     Measured,
-    note_heard_regions,
+    note_seen_regions,
     prove_commit,
     read_database_clock,
     read_measured,
@@ -69,7 +69,7 @@ class HealthWatch:
         self._database: Finding | None = Finding("starting", "the database has not been checked yet")
         self._since: dict[tuple[str, str], datetime] = {}
         self._failed_looks = 0
-        self._heard_at_ms: dict[str, int] = {}
+        self._seen_at_ms: dict[str, int] = {}
         self._silent: set[str] = set()
 
     async def run(self) -> None:
@@ -88,9 +88,9 @@ class HealthWatch:
             self._looking = asyncio.create_task(self._look())
         await asyncio.shield(self._looking)
 
-    def note_heard(self, region: str) -> None:
+    def note_seen(self, region: str) -> None:
         """Note that a token of this region was accepted."""
-        self._heard_at_ms[region] = self._clock.monotonic_ms()
+        self._seen_at_ms[region] = self._clock.monotonic_ms()
 
     def report(self) -> Health:
         found = list(self._findings())
@@ -150,17 +150,17 @@ class HealthWatch:
         """Write which regions were seen here, and read the figures that one coordinator measured for all."""
         if self._database is not None:
             return
-        heard, self._heard_at_ms = self._heard_at_ms, {}
+        seen, self._seen_at_ms = self._seen_at_ms, {}
         now_ms = self._clock.monotonic_ms()
         try:
             async with self._in_use, asyncio.timeout(PROVE_WITHIN_S):
                 connection = await self._connected()
-                await note_heard_regions(connection, {name: now_ms - at_ms for name, at_ms in heard.items()})
+                await note_seen_regions(connection, {name: now_ms - at_ms for name, at_ms in seen.items()})
                 measured = await read_measured(connection)
                 installation = await look_at_installation(connection, self._addresses, self._clock.untrusted_now())
         except Exception as error:
             self._drop_connection()
-            self._heard_at_ms = heard | self._heard_at_ms
+            self._seen_at_ms = seen | self._seen_at_ms
             _log.warning("shared figures could not be read", error=type(error).__name__)
         else:
             self._metrics.show_measured(measured)
@@ -174,9 +174,9 @@ class HealthWatch:
             if measured.read_at - last_seen_at > SILENT_AFTER and name not in measured.down
         }
         for name in silent.keys() - self._silent:
-            _log.warning("region not heard for a minute", region=name, last_seen_at=silent[name].isoformat())
+            _log.warning("region silent for a minute", region=name, last_seen_at=silent[name].isoformat())
         for name in self._silent - silent.keys():
-            _log.info("region heard again", region=name)
+            _log.info("region reports again", region=name)
         self._silent = set(silent)
         self._metrics.show_silent_regions(measured.last_seen_at, self._silent)
 

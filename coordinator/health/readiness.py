@@ -77,21 +77,21 @@ async def read_measured(connection: Connection) -> Measured:
     row = await connection.fetchrow(_MEASURED)
     assert row is not None
     figures = None if row["figures"] is None else msgspec.json.decode(row["figures"], type=Figures)
-    heard = await connection.fetch(_HEARD)
+    seen = await connection.fetch(_LAST_SEEN)
     return Measured(
         figures,
         row["measured_at"],
         row["read_at"],
-        {each["region"]: each["last_seen_at"] for each in heard},
-        frozenset(each["region"] for each in heard if each["is_down"]),
+        {each["region"]: each["last_seen_at"] for each in seen},
+        frozenset(each["region"] for each in seen if each["is_down"]),
     )
 
 
-async def note_heard_regions(connection: Connection, ago_ms: Mapping[str, int]) -> None:
+async def note_seen_regions(connection: Connection, ago_ms: Mapping[str, int]) -> None:
     """Note how long ago each region was seen. The latest time of any coordinator counts."""
     if ago_ms:
         names = sorted(ago_ms)
-        await connection.execute(_NOTE_HEARD, names, [ago_ms[name] for name in names])
+        await connection.execute(_NOTE_SEEN, names, [ago_ms[name] for name in names])
 
 
 ACCOUNTS = ("funded", "unallocated", "outstanding", "consumed", "suspense", "overage")
@@ -108,14 +108,14 @@ _MEASURED = """
 SELECT clock_timestamp() AS read_at, figures::text AS figures, measured_at
 FROM (VALUES (true)) AS one (row) LEFT JOIN measurement ON only_row
 """
-_HEARD = """
+_LAST_SEEN = """
 SELECT region, last_seen_at, status = 'down' AS is_down
 FROM region_last_seen JOIN region ON region.name = region_last_seen.region
 """
-_NOTE_HEARD = """
+_NOTE_SEEN = """
 INSERT INTO region_last_seen (region, last_seen_at)
-SELECT region.name, clock_timestamp() - make_interval(secs => heard.ago_ms / 1000.0)
-FROM unnest($1::text[], $2::bigint[]) AS heard (name, ago_ms) JOIN region USING (name)
+SELECT region.name, clock_timestamp() - make_interval(secs => seen.ago_ms / 1000.0)
+FROM unnest($1::text[], $2::bigint[]) AS seen (name, ago_ms) JOIN region USING (name)
 ORDER BY region.name
 ON CONFLICT (region) DO UPDATE SET last_seen_at = greatest(region_last_seen.last_seen_at, excluded.last_seen_at)
 """

@@ -1,4 +1,4 @@
-"""Tell an installation from a copy of its database.
+"""Distinguish an installation from a copy of its database.
 
 A database remembers where it was confirmed: in which Postgres cluster, as which database, and under which addresses its
 coordinators reach it. A dump that was restored has another cluster or another database. A copy of the files has the
@@ -47,5 +47,5 @@ def why_unconfirmed(confirmed: Home, here: Home) -> str | None:
     ):
         return "the database is another one than the one that was confirmed: it was restored or copied"
     if not confirmed.addresses & here.addresses:
-        return f"the database is reached at {', '.join(sorted(here.addresses))}, which nobody has confirmed"
+        return f"the database is reached at {', '.join(sorted(here.addresses))}, which is not confirmed"
     return None

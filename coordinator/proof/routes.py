@@ -86,8 +86,8 @@ async def create_verification(
         [KeptSeal(each.number, each.hash) for each in (body.kept_seals if body else ())],
         coordinator.clock.now(),
     )
-    asked = await coordinator.database.run(lambda c: ask_verification(c, caller.token_id, kept, now))
-    return reply(asked, 202, {"Location": f"/v1/verifications/{asked.id}"})
+    verification = await coordinator.database.run(lambda c: ask_verification(c, caller.token_id, kept, now))
+    return reply(verification, 202, {"Location": f"/v1/verifications/{verification.id}"})
 
 
 @router.get("/v1/verifications/{verification_id}", **described(answers={200: AskedVerification, 404: None}))

@@ -73,7 +73,7 @@ async def write_moves(connection: Connection, moves: Sequence[Move]) -> None:
 
 
 _OPEN = """
-SELECT rebalance_move.* FROM unnest($1::text[], $2::text[]) AS asked (quota, period)
+SELECT rebalance_move.* FROM unnest($1::text[], $2::text[]) AS wanted (quota, period)
 JOIN rebalance_move USING (quota, period) JOIN rebalance ON rebalance.id = rebalance_move.rebalance
 WHERE rebalance_move.ended_at IS NULL ORDER BY rebalance.version, number
 """

@@ -1,6 +1,6 @@
 """Plan a rebalance for people, or begin it. From then on `follow.py` sees it through, in any coordinator.
 
-One rebalance begins at a time, behind the catalogue's lock. Whoever planned before another one began is told so.
+One rebalance begins at a time, behind the catalogue's lock. Plans that were made before are refused then.
 """
 
 from collections.abc import Callable, Mapping

@@ -160,16 +160,16 @@ async def create_rebalance(
     """Begin a rebalance, or plan one.
 
     With `dry_run` the answer is 200 with the plan: what would be moved, what cannot be, and why. Otherwise it is 201,
-    and the rebalance has begun. Send the plan's ETag as `If-Match` to begin it only if nobody has begun another one
-    since: if somebody has, the answer is 412 and lists those.
+    and the rebalance has begun. Send the plan's ETag as `If-Match` to begin it only if no other
+    rebalance has begun since: if one has, the answer is 412 and lists those.
     """
-    by, now = actor_of(request, caller), coordinator.clock.now()
+    by, now, documents = actor_of(request, caller), coordinator.clock.now(), coordinator.documents
     is_expected = expectation(if_match, lambda version: [_tag(version)])
-    asked, documents = RebalanceRequest(id_for(request, caller), body, by, is_expected), coordinator.documents
+    wanted = RebalanceRequest(id_for(request, caller), body, by, is_expected)
     if body.dry_run:
-        planned = await coordinator.database.run(lambda c: plan_rebalance(c, documents, asked, now), snapshot=True)
+        planned = await coordinator.database.run(lambda c: plan_rebalance(c, documents, wanted, now), snapshot=True)
         return _response(planned, 200)
-    return _response(await coordinator.database.run(lambda c: begin_rebalance(c, documents, asked, now)), 201)
+    return _response(await coordinator.database.run(lambda c: begin_rebalance(c, documents, wanted, now)), 201)
 
 
 def _response(answer: Rebalance | Refusal, status: int) -> Response:

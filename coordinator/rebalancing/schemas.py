@@ -119,7 +119,7 @@ class AwaitedRegion(Struct, frozen=True):
     what: str  # return: units to return; fetch: units that are ready for it
     quota: str
     units: int
-    last_seen_at: datetime | None  # when it was last heard about this quota
+    last_seen_at: datetime | None  # when the region last reported this quota
 
 
 class Rebalance(Struct, frozen=True, kw_only=True):

@@ -290,10 +290,10 @@ async def close_period(
     if people have to decide something first.
     """
     now, settings = coordinator.clock.now(), coordinator.settings
-    asked = CloseRequest(actor_of(request, caller), body.carry_suspense, body.dry_run, body.holds == "leave")
+    close_request = CloseRequest(actor_of(request, caller), body.carry_suspense, body.dry_run, body.holds == "leave")
     grace = timedelta(milliseconds=settings.close_grace_ms)
     hold_wait = timedelta(milliseconds=settings.close_hold_wait_ms)
-    answer = await periods.close(coordinator.database, period, asked, grace, now, hold_wait)
+    answer = await periods.close(coordinator.database, period, close_request, grace, now, hold_wait)
     if isinstance(answer, CloseRefused):
         missing = [to_builtins(each) for each in answer.missing]
         detail = "The period cannot be closed until people have decided what `missing` lists."

@@ -234,4 +234,4 @@ async def test_a_region_that_is_not_heard_is_logged_and_shown(database: str) -> 
                 await health.share_and_read()
     assert 'leasehold_coordinator_region_silent{region="us-east"} 1.0' in shown
     about = [each["event"] for each in logs if each.get("region") == "us-east"]
-    assert about == ["region not heard for a minute", "region heard again"]
+    assert about == ["region silent for a minute", "region reports again"]
