@@ -6,8 +6,9 @@ from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from coordinator.exchange.rules.balances import Cause, Report
+from coordinator.exchange.rules.balances import Cause
 from coordinator.exchange.rules.budget import Budget
+from coordinator.exchange.rules.posting import Report
 from coordinator.health.readiness import Measured
 from coordinator.notice import Notice
 from protocol.messages import ExchangeResponse

@@ -30,7 +30,8 @@ from coordinator.database.expect import UnexpectedRows
 from coordinator.database.notify import notify
 from coordinator.exchange.book_entries import book_entries
 from coordinator.exchange.rules.allocation import fund
-from coordinator.exchange.rules.balances import Key, Movement, Pool
+from coordinator.exchange.rules.balances import Key, Pool
+from coordinator.exchange.rules.posting import Movement
 from coordinator.exchange.statements.balances import write_balances
 from coordinator.exchange.statements.leases import read_leases
 from coordinator.exchange.statements.pools import lock_pools

@@ -19,7 +19,8 @@ from uuid import UUID
 
 from msgspec import structs
 
-from coordinator.exchange.rules.balances import Account, Cause, Key, Movement, Pool, post
+from coordinator.exchange.rules.balances import Account, Cause, Key, Pool
+from coordinator.exchange.rules.posting import Movement, post
 from coordinator.periods.rules.closing import open_key
 from protocol.periods import period_of
 from protocol.units import MAX_UNITS

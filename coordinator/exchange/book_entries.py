@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from coordinator.database.connection import Connection
-from coordinator.exchange.rules.balances import Entry
+from coordinator.exchange.rules.posting import Entry
 from coordinator.exchange.statements.transfers import copy_transfers
 from coordinator.webhooks.outbox import enqueue
 from coordinator.webhooks.rules import suspense_events

@@ -20,7 +20,7 @@ from coordinator.database.notify import notify
 from coordinator.epochs.rules.lost_ledger import may_keep_another
 from coordinator.exchange.budgets import Budgets, without_limits
 from coordinator.exchange.late_usage import lock_late_usage
-from coordinator.exchange.rules.balances import Key, Report
+from coordinator.exchange.rules.balances import Key
 from coordinator.exchange.rules.decision import Decided, DecidedExchange, decide
 from coordinator.exchange.rules.granting import LeaseTerms
 from coordinator.exchange.rules.locked import (
@@ -42,6 +42,7 @@ from coordinator.exchange.rules.locked import (
     waiting_epochs,
     without_held,
 )
+from coordinator.exchange.rules.posting import Report
 from coordinator.exchange.rules.replies import Receipts, epochs_with_data_loss, replayed_reports, respond
 from coordinator.exchange.rules.settlement import Lane, QuarantineReason
 from coordinator.exchange.rules.submissions import (

@@ -9,7 +9,8 @@ from uuid import uuid4
 from coordinator.database.connection import Connection
 from coordinator.database.notify import notify
 from coordinator.exchange.book_entries import book_entries
-from coordinator.exchange.rules.balances import Key, Movement
+from coordinator.exchange.rules.balances import Key
+from coordinator.exchange.rules.posting import Movement
 from coordinator.exchange.statements.balances import write_balances
 from coordinator.exchange.statements.leases import read_leases
 from coordinator.exchange.statements.pools import lock_pools

@@ -37,10 +37,10 @@ from coordinator.exchange.rules.balances import (
     Correction,
     Key,
     Lease,
-    Movement,
     Pool,
 )
 from coordinator.exchange.rules.locked import LockedPool
+from coordinator.exchange.rules.posting import Movement
 from coordinator.exchange.statements.balances import write_balances, write_corrections
 from coordinator.exchange.statements.leases import correction_of_row, lease_of_row
 from coordinator.exchange.statements.pools import lock_pools, read_pools

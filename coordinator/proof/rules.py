@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from coordinator.exchange.rules.balances import Report, Transfer
+from coordinator.exchange.rules.posting import Report, Transfer
 from protocol.counting import counted
 
 _encoder = msgspec.json.Encoder(order="sorted")

@@ -17,8 +17,9 @@ from coordinator.database.connection import Connection
 from coordinator.epochs.lost_ledger import kept_seq, rebase_lane
 from coordinator.exchange.book_entries import book_entries
 from coordinator.exchange.late_usage import lock_late_usage
-from coordinator.exchange.rules.balances import Key, Lease, Movement, Pool
+from coordinator.exchange.rules.balances import Key, Lease, Pool
 from coordinator.exchange.rules.locked import LockedPool
+from coordinator.exchange.rules.posting import Movement
 from coordinator.exchange.rules.settlement import WITHOUT_LEASE, EpochState, Lane, QuarantineReason
 from coordinator.exchange.statements.balances import insert_leases, write_balances, write_corrections
 from coordinator.exchange.statements.lanes import lock_lane

@@ -18,20 +18,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from coordinator.exchange.rules.balances import (
-    Account,
-    Cause,
-    Correction,
-    Key,
-    Lease,
-    Line,
-    Movement,
-    Pool,
-    drain,
-    movement,
-    post,
-    use,
-)
+from coordinator.exchange.rules.balances import Account, Cause, Correction, Key, Lease, Pool
+from coordinator.exchange.rules.posting import Line, Movement, drain, movement, post, use
 from coordinator.exchange.rules.settlement import EpochState, cover, renew
 from coordinator.limits.rules.entitlement import tenant_of
 from coordinator.periods.rules.closing import Late, return_late, use_late

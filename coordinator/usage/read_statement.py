@@ -38,7 +38,7 @@ from coordinator.database import compiled as query
 from coordinator.database.compiled import compiled, constant, json_text, parameter
 from coordinator.database.connection import Connection
 from coordinator.database.tables import correction, lease, pool, report, transfer
-from coordinator.exchange.rules.balances import OVERAGE
+from coordinator.exchange.rules.posting import OVERAGE
 from coordinator.limits.read_limit_history import read_limit_history
 from coordinator.limits.rules.history import LimitInForce, LimitKind
 from coordinator.periods.read_periods import BookedPeriod, read_period

@@ -18,7 +18,8 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 from uuid import UUID, uuid4, uuid5
 
-from coordinator.exchange.rules.balances import Account, Entry, Key, Lease, Pool
+from coordinator.exchange.rules.balances import Account, Key, Lease, Pool
+from coordinator.exchange.rules.posting import Entry
 from protocol.limits.document import Portion
 
 

@@ -23,13 +23,15 @@ from coordinator.exchange.rules import (
     decision,
     granting,
     locked,
+    posting,
     replies,
     settlement,
     submissions,
 )
 from coordinator.exchange.rules.allocation import grant_units
-from coordinator.exchange.rules.balances import Account, Cause, drain_lines, movement, post, split
+from coordinator.exchange.rules.balances import Account, Cause
 from coordinator.exchange.rules.plausibility import ClaimBounds
+from coordinator.exchange.rules.posting import drain_lines, movement, post, split
 from coordinator.exchange.rules.replies import lease_reply
 from coordinator.exchange.rules.settlement import EpochState, Verdict, judge_number
 from coordinator.exchange.rules.submissions import Submission
@@ -834,7 +836,7 @@ def overage_is_told_by_each_lease(world: World) -> Iterator[Any]:
 @drawn_from(*LIMITS_ARE_REACHED)
 def overage_is_told_once_more(world: World) -> Iterator[Any]:
     """Overage is marked but not counted, so the next report is marked as overage again."""
-    real = balances.use
+    real = posting.use
 
     def use(entry: Any, pool: Any, lease: Any, lines: Any) -> None:
         beyond = pool.overage_used

@@ -36,18 +36,9 @@ from coordinator.epochs.rules.split_brain import MOST_OPENINGS
 from coordinator.exchange.expire_leases import expire_leases
 from coordinator.exchange.parsing import parse_exchanges
 from coordinator.exchange.recall import recall_outstanding, recall_suspense
-from coordinator.exchange.rules.balances import (
-    CORRECTION_COLUMNS,
-    LEASE_COLUMNS,
-    POOL_COLUMNS,
-    Correction,
-    Key,
-    Lease,
-    Movement,
-    Report,
-    Transfer,
-)
+from coordinator.exchange.rules.balances import CORRECTION_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS, Correction, Key, Lease
 from coordinator.exchange.rules.granting import LeaseTerms
+from coordinator.exchange.rules.posting import Movement, Report, Transfer
 from coordinator.exchange.rules.submissions import ExchangeCall
 from coordinator.exchange.statements.lanes import lock_lane
 from coordinator.exchange.statements.transfers import TRANSFER_COLUMNS

@@ -18,20 +18,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from coordinator.exchange.rules.balances import (
-    Account,
-    Cause,
-    Correction,
-    Key,
-    Lease,
-    Movement,
-    Pool,
-    Report,
-    movement,
-    post,
-)
+from coordinator.exchange.rules.balances import Account, Cause, Correction, Key, Lease, Pool
 from coordinator.exchange.rules.decision import BookedReport
 from coordinator.exchange.rules.locked import LockedPool, lates_of
+from coordinator.exchange.rules.posting import Movement, Report, movement, post
 from coordinator.exchange.rules.settlement import EpochState, Lane, key_of
 from coordinator.periods.rules.closing import Late, use_late
 from coordinator.proof.rules import next_head

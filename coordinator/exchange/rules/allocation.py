@@ -7,7 +7,8 @@ to its share of all demand. Towards the end grants shrink geometrically, so the 
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from coordinator.exchange.rules.balances import Account, Cause, Entry, Lease, Pool, post
+from coordinator.exchange.rules.balances import Account, Cause, Lease, Pool
+from coordinator.exchange.rules.posting import Entry, post
 from protocol.lease import LeaseState
 
 FLOOR_UNITS = 1

@@ -10,9 +10,10 @@ from datetime import datetime
 from typing import NamedTuple
 
 from coordinator.exchange.rules.allocation import demand_milli_of
-from coordinator.exchange.rules.balances import Correction, Entry, Key, Lease, Movement, Pool, Report
+from coordinator.exchange.rules.balances import Correction, Key, Lease, Pool
 from coordinator.exchange.rules.granting import LeaseTerms, push_to_waiting, record_contact, serve_request
 from coordinator.exchange.rules.locked import Bounds, LeaseName, Locked
+from coordinator.exchange.rules.posting import Entry, Movement, Report
 from coordinator.exchange.rules.settlement import (
     Quarantined,
     Verdict,

@@ -20,8 +20,9 @@ from coordinator.exchange.rules.allocation import (
     grant_units,
     needed,
 )
-from coordinator.exchange.rules.balances import Key, Lease, Movement, Pool, Report, movement
+from coordinator.exchange.rules.balances import Key, Lease, Pool
 from coordinator.exchange.rules.plausibility import ClaimBounds
+from coordinator.exchange.rules.posting import Movement, Report, movement
 from coordinator.limits.rules.entitlement import Catalogue, Entitlement, entitlement
 from coordinator.rebalancing.rules.division import (
     Division,

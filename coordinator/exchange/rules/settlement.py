@@ -9,21 +9,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from coordinator.exchange.rules.balances import (
-    Account,
-    Cause,
-    Entry,
-    Key,
-    Lease,
-    Line,
-    Movement,
-    Pool,
-    Report,
-    drain,
-    movement,
-    post,
-    use,
-)
+from coordinator.exchange.rules.balances import Account, Cause, Key, Lease, Pool
+from coordinator.exchange.rules.posting import Entry, Line, Movement, Report, drain, movement, post, use
 from protocol.lease import RETURNS_COUNT, LeaseEvent, after
 from protocol.messages import ExchangeFault, FrozenBatch, FrozenLease
 from protocol.outcomes import ExchangeOutcome

@@ -5,8 +5,9 @@ from datetime import datetime
 
 from coordinator.database.connection import Connection
 from coordinator.database.expect import expect_rows
-from coordinator.exchange.rules.balances import Correction, Entry, Key, Lease, Pool
+from coordinator.exchange.rules.balances import Correction, Key, Lease, Pool
 from coordinator.exchange.rules.decision import BookedReport
+from coordinator.exchange.rules.posting import Entry
 from coordinator.exchange.statements.recordsets import (
     recordset,
     row_of_correction,

@@ -7,7 +7,7 @@ from datetime import datetime
 import msgspec
 
 from coordinator.database.connection import Connection
-from coordinator.exchange.rules.balances import Entry, Movement
+from coordinator.exchange.rules.posting import Entry, Movement
 from protocol.identifiers import KEYS_REMEMBERED
 from protocol.periods import moment_of
 

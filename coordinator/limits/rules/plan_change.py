@@ -11,7 +11,8 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from coordinator.exchange.rules.allocation import fund
-from coordinator.exchange.rules.balances import Entry, Lease, Pool
+from coordinator.exchange.rules.balances import Lease, Pool
+from coordinator.exchange.rules.posting import Entry
 from coordinator.notice import Notice
 from coordinator.rebalancing.rules.division import Division, funded_for, spare_of
 from protocol.lease import LeaseState

@@ -13,7 +13,8 @@ from uuid import UUID, uuid5
 
 from msgspec import structs
 
-from coordinator.exchange.rules.balances import Account, Cause, Key, Movement, Pool, post
+from coordinator.exchange.rules.balances import Account, Cause, Key, Pool
+from coordinator.exchange.rules.posting import Movement, post
 from coordinator.limits.rules.entitlement import Catalogue, calendar_of_key, limit_of_key, plan_of_key
 from protocol.limits.document import AllowanceQuota, Quota, carried_over
 from protocol.periods import Period, period_at, period_of

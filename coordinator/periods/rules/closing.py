@@ -19,23 +19,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from coordinator.exchange.rules.balances import (
-    Account,
-    Cause,
-    Correction,
-    Entry,
-    Key,
-    Lease,
-    Line,
-    Movement,
-    Pool,
-    Report,
-    Source,
-    movement,
-    post,
-    split,
-    take,
-)
+from coordinator.exchange.rules.balances import Account, Cause, Correction, Key, Lease, Pool
+from coordinator.exchange.rules.posting import Entry, Line, Movement, Report, Source, movement, post, split, take
 from coordinator.exchange.rules.settlement import Quarantined, QuarantineReason, key_of, lines_disagree, lines_within
 from coordinator.usage.rules.reconciliation import Finding
 from protocol.lease import LeaseEvent, after

@@ -21,7 +21,8 @@ from typing import NamedTuple
 from uuid import UUID
 
 from coordinator.exchange.rules.allocation import LAST_KEPT_MS, demand_milli_of, units_in
-from coordinator.exchange.rules.balances import Account, Cause, Entry, Key, Lease, Pool
+from coordinator.exchange.rules.balances import Account, Cause, Key, Lease, Pool
+from coordinator.exchange.rules.posting import Entry
 from coordinator.limits.rules.entitlement import Catalogue, Entitlement, entitlement
 from coordinator.notice import Notice
 from coordinator.rebalancing.rules.region_settings import NOTHING_SET

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from coordinator.exchange.rules.balances import COUNTED_AS, Account, Cause, Key, Pool
+from coordinator.exchange.rules.balances import Account, Cause, Key, Pool
+from coordinator.exchange.rules.posting import COUNTED_AS
 from coordinator.limits.rules.entitlement import Entitlement, entitlement
 from protocol.identifiers import parse_quota_key
 from protocol.limits.document import AllowanceQuota, LimitsDocument, Mode, extension_of

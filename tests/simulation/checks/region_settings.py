@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from coordinator.adjustments.rules import AdjustmentKind
-from coordinator.exchange.rules.balances import Account, Cause, Key, Movement, Transfer
+from coordinator.exchange.rules.balances import Account, Cause, Key
+from coordinator.exchange.rules.posting import Movement, Transfer
 from coordinator.limits.rules.entitlement import Catalogue, Entitlement, entitlement
 from coordinator.rebalancing.rules.division import Move
 from coordinator.rebalancing.rules.region_settings import NOTHING_SET

@@ -43,20 +43,11 @@ from coordinator.epochs.rules.split_brain import WINDOW, conflicting_stores
 from coordinator.exchange.rules import decision, replies, submissions
 from coordinator.exchange.rules import locked as locking
 from coordinator.exchange.rules.allocation import fund
-from coordinator.exchange.rules.balances import (
-    COUNTED_AS,
-    Account,
-    Correction,
-    Entry,
-    Key,
-    Lease,
-    Movement,
-    Pool,
-    Transfer,
-)
+from coordinator.exchange.rules.balances import Account, Correction, Key, Lease, Pool
 from coordinator.exchange.rules.decision import BookedReport, Decided
 from coordinator.exchange.rules.granting import LeaseTerms
 from coordinator.exchange.rules.locked import LockedPool, RegionalOverage
+from coordinator.exchange.rules.posting import COUNTED_AS, Entry, Movement, Transfer
 from coordinator.exchange.rules.settlement import EpochState, Lane, QuarantineReason, expire, key_of
 from coordinator.exchange.rules.submissions import ExchangeCall, Matched
 from coordinator.limits.rules.entitlement import Catalogue, Entitlement, RegionShare, entitlement, quotas_of

@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from coordinator.exchange.rules.balances import Account, Cause, Key, Report, Transfer
+from coordinator.exchange.rules.balances import Account, Cause, Key
+from coordinator.exchange.rules.posting import Report, Transfer
 from coordinator.exchange.statements.balances import FEW_TRANSFERS
 from coordinator.proof.rules import genesis_head, next_head
 from protocol.identifiers import lane_of

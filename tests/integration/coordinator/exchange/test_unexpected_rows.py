@@ -3,8 +3,9 @@
 import pytest
 
 from coordinator.database.expect import UnexpectedRows
-from coordinator.exchange.rules.balances import Key, Lease, Pool, Report
+from coordinator.exchange.rules.balances import Key, Lease, Pool
 from coordinator.exchange.rules.decision import BookedReport
+from coordinator.exchange.rules.posting import Report
 from coordinator.exchange.statements.balances import write_balances, write_booked
 from protocol.identifiers import lane_of
 from protocol.lease import LeaseState

@@ -9,18 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from coordinator.exchange.rules.allocation import PoolDemand, fund, grant, grant_units
-from coordinator.exchange.rules.balances import (
+from coordinator.exchange.rules.balances import Account, Cause, Key, Lease, Pool
+from coordinator.exchange.rules.posting import (
     COUNTED_AS,
     DRAINED,
     OVERAGE,
-    Account,
-    Cause,
     Entry,
-    Key,
-    Lease,
     Line,
     Overdrawn,
-    Pool,
     Report,
     Transfer,
     drain,

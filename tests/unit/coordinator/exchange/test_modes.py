@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from coordinator.adjustments.rules import AdjustmentKind, adjust, entry_of
 from coordinator.adjustments.rules import Terms as Adjusting
 from coordinator.exchange.rules.allocation import fund
-from coordinator.exchange.rules.balances import Account, Cause, Key, Movement, Pool, post
+from coordinator.exchange.rules.balances import Account, Cause, Key, Pool
 from coordinator.exchange.rules.granting import (
     FindEntitledPeriod,
     LeaseTerms,
@@ -18,6 +18,7 @@ from coordinator.exchange.rules.granting import (
     make_grant_requests,
     push_to_waiting,
 )
+from coordinator.exchange.rules.posting import Movement, post
 from coordinator.exchange.rules.replies import lease_reply
 from coordinator.exchange.rules.settlement import cover
 from coordinator.exchange.rules.signals import recall_signals

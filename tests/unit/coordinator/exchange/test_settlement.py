@@ -4,8 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from coordinator.exchange.rules.balances import Account, Cause, Lease, Pool, Report, movement, post
+from coordinator.exchange.rules.balances import Account, Cause, Lease, Pool
 from coordinator.exchange.rules.granting import refusal_of
+from coordinator.exchange.rules.posting import Report, movement, post
 from coordinator.exchange.rules.settlement import (
     EpochState,
     Lane,

@@ -2,7 +2,8 @@
 
 from datetime import timedelta
 
-from coordinator.exchange.rules.balances import Correction, Key, Pool, Report
+from coordinator.exchange.rules.balances import Correction, Key, Pool
+from coordinator.exchange.rules.posting import Report
 from coordinator.exchange.rules.settlement import Quarantined, QuarantineReason
 from coordinator.periods.rules.closing import Late, settle_late
 from protocol.lease import LeaseState

@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec.structs import replace
 
-from coordinator.exchange.rules.balances import Account, Cause, Key, Report, Transfer
+from coordinator.exchange.rules.balances import Account, Cause, Key
+from coordinator.exchange.rules.posting import Report, Transfer
 from coordinator.proof.rules import genesis_head, next_head
 
 BODY = b"\x01" * 32

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.exchange.rules.allocation import fund
-from coordinator.exchange.rules.balances import Account, Cause, Key, Lease, Pool, Report, drain
+from coordinator.exchange.rules.balances import Account, Cause, Key, Lease, Pool
 from coordinator.exchange.rules.granting import GrantRequest, PoolView, push_to_waiting, serve_request
+from coordinator.exchange.rules.posting import Report, drain
 from coordinator.exchange.rules.signals import ANSWERING, recall_signals
 from coordinator.limits.rules.entitlement import Catalogue, Entitlement, RegionShare
 from coordinator.rebalancing.rules.division import (

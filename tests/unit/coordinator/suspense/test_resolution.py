@@ -4,7 +4,8 @@ from uuid import uuid4
 
 import pytest
 
-from coordinator.exchange.rules.balances import Account, Cause, Lease, Pool, movement, post
+from coordinator.exchange.rules.balances import Account, Cause, Lease, Pool
+from coordinator.exchange.rules.posting import movement, post
 from coordinator.exchange.rules.settlement import EpochState
 from coordinator.suspense.rules import EpochEnd, ResolutionKind, Terms, propose, resolve
 from protocol.lease import LeaseState

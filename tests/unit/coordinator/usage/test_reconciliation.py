@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.exchange.rules.balances import Account, Cause, Key, Lease, Pool, Report, post
+from coordinator.exchange.rules.balances import Account, Cause, Key, Lease, Pool
+from coordinator.exchange.rules.posting import Report, post
 from coordinator.proof.rules import genesis_head
 from coordinator.usage.rules.reconciliation import (
     LEASE,

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.exchange.rules.balances import Account, Cause, Key, Overdrawn, Pool, Report, post
+from coordinator.exchange.rules.balances import Account, Cause, Key, Pool
+from coordinator.exchange.rules.posting import Overdrawn, Report, post
 from coordinator.proof.rules import TrialBalance, without_zeros
 
 ACCOUNTS = sorted({*Account} - {Account.ADJUSTMENT})
