@@ -1,4 +1,4 @@
-"""Fixtures that tests of agents, of the clients and of the command line share."""
+"""Fixtures shared by the tests of agents, of the clients and of the command line."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

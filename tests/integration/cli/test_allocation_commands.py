@@ -1,4 +1,4 @@
-"""`allocations`, `rates`, `slots`, `rebalance` and `region`, against a real coordinator and real agents."""
+"""`allocations`, `rates`, `slots`, `rebalance` and `region` work against a real coordinator and real agents."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ def environment(world: World) -> dict[str, str]:
 
 @pytest.fixture
 async def shell(environment: dict[str, str]) -> AsyncIterator[Shell]:
-    with capture_logs():  # a command's output is this process's, and so is the coordinator's
+    with capture_logs():  # command and coordinator share this process's output
         yield Shell(environment)
 
 
@@ -72,7 +72,7 @@ async def test_watch_refreshes_on_a_terminal(shell: Shell, environment: dict[str
         assert await asyncio.wait_for(command.wait(), 30) == 0
     finally:
         os.close(terminal)
-    assert b"\x1b[1A" in seen  # over what stood there
+    assert b"\x1b[1A" in seen  # over the previous table
 
 
 # --- rates and slots that are shared ----------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ SHARED: dict[str, list[dict[str, Any]]] = {
 
 @pytest.fixture
 async def with_demand(world: World, shell: Shell) -> None:
-    """One region reports demand above its share of a rate and of slots."""
+    """Let one region report demand above its share of a rate and of slots."""
     await world.try_out(SHARED)
     pages, renders = ({"quota": f"{name}:tenant=acme", "number": 0} for name in ("pages", "renders"))
     rate = pages | {"demand_micro": 80_500_000, "rate_micro": 30_000_000}
@@ -102,7 +102,7 @@ async def with_demand(world: World, shell: Shell) -> None:
     assert answer.status_code == 200, answer.text
 
 
-async def test_shares_of_a_rate(shell: Shell, with_demand: None) -> None:
+async def test_shares_of_a_rate_are_printed(shell: Shell, with_demand: None) -> None:
     heading, columns, *regions = (await shell.output("rates", "--quota", "pages", "--watch")).splitlines()
     assert heading.startswith("pages:tenant=acme 90/s, adaptive: at most 90 units above it, so far at most ")
     assert columns.split()[0] == "region"
@@ -114,7 +114,7 @@ async def test_shares_of_a_rate(shell: Shell, with_demand: None) -> None:
     assert "not yet" in await shell.output("rates", "--tenant", "acme", "--region", "eu-west")
 
 
-async def test_shares_of_slots(shell: Shell, with_demand: None) -> None:
+async def test_shares_of_slots_are_printed(shell: Shell, with_demand: None) -> None:
     heading, _, *regions = (await shell.output("slots")).splitlines()
     assert heading == "renders:tenant=acme 6 at once, for 60 s at most"
     assert [line.split()[:4] for line in regions if "ago" in line] == [["us-east", "2", "6", "2"]]
@@ -122,7 +122,7 @@ async def test_shares_of_slots(shell: Shell, with_demand: None) -> None:
     assert (shown["quota"], shown["limit"]) == ("renders:tenant=acme", 6)
 
 
-async def test_without_demand_it_says_what_applies(shell: Shell, world: World) -> None:
+async def test_without_demand_the_safe_shares_are_printed(shell: Shell, world: World) -> None:
     await world.try_out(SHARED)
     for name in ("rates", "slots"):
         assert "no region has reported demand" in await shell.output(name)
@@ -189,7 +189,7 @@ async def test_ctrl_c_ends_only_the_following(
     shell: Shell, world: World, environment: dict[str, str], east: Agent
 ) -> None:
     async with running(world.settings("ap-south")) as south:
-        await south.ready()  # and then nobody is there who could fetch anything
+        await south.ready()  # and then no agent is left to request anything
     words = (sys.executable, "-m", "leasehold.cli", *MOVE, "30", "-y")
     command = await asyncio.create_subprocess_exec(*words, env=os.environ | environment, stdout=PIPE, stderr=PIPE)
     begun = await listed(shell)

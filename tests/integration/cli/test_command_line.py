@@ -1,4 +1,4 @@
-"""`migrate` and `token`, the start of services, and help."""
+"""The commands `migrate`, `token` and `help` work, and services start."""
 
 import asyncio
 import json
@@ -113,14 +113,14 @@ def test_a_used_port_is_named(database: str, store_server: Server, command: list
 
 
 def test_migrating_twice_changes_nothing(database: str) -> None:
-    """It runs as a process of its own, by the name under which it is installed."""
+    """The command runs as a process of its own, by the name under which it is installed."""
     command = [str(Path(sys.executable).with_name("leasehold")), "migrate"]
     for _ in range(2):
         subprocess.run(command, env=os.environ | {"LEASEHOLD_MIGRATE_DATABASE_URL": database}, timeout=60, check=True)
 
 
 def test_migrating_creates_the_coordinators_user(database: str) -> None:
-    """It gets the password of the URL, and is never the owner."""
+    """The coordinator's role gets the password of the URL, and is never the owner."""
     coordinators = database.replace("://leasehold:", "://another:")
     told = {"LEASEHOLD_MIGRATE_DATABASE_URL": database}
     try:
@@ -135,7 +135,7 @@ def test_migrating_creates_the_coordinators_user(database: str) -> None:
         asyncio.run(asked(database, "DROP ROLE IF EXISTS another"))
 
 
-def test_an_owner_without_createrole_is_told_what_to_do(database: str) -> None:
+def test_an_owner_without_createrole_gets_instructions(database: str) -> None:
     """Everything else is migrated, and migrating again finds the role that was created since."""
     name = asyncio.run(asked(database, "SELECT current_database()"))
     asyncio.run(
@@ -185,19 +185,19 @@ def test_no_secret_in_errors(postgres_server: Server) -> None:
         assert "pa55word" not in refused(leasehold("token", "list", LEASEHOLD_MIGRATE_DATABASE_URL=url))
 
 
-def test_an_old_database_is_told_to_migrate(postgres_server: Server) -> None:
+def test_an_old_database_must_be_migrated(postgres_server: Server) -> None:
     url = f"postgresql://leasehold:{postgres_server.password}@127.0.0.1:{postgres_server.port}/postgres"
     assert "leasehold migrate" in refused(leasehold("token", "list", LEASEHOLD_MIGRATE_DATABASE_URL=url))
 
 
 @pytest.mark.parametrize("command", ["", "up", "coordinator", "agent", "migrate", "token", "token create"])
-def test_help(command: str) -> None:
+def test_help_lists_the_commands(command: str) -> None:
     done = leasehold(*command.split(), "--help", COLUMNS="200")
     assert done.exit_code == 0
     assert "Usage" in done.stdout
 
 
 def test_the_launchers_scopes_equal_the_coordinators() -> None:
-    """The launcher has a copy, because it does not import the coordinator."""
+    """The launcher has a copy of the scopes, because it does not import the coordinator."""
     assert [scope for scope in LAUNCHERS_SCOPES if not scope.startswith(REGION_PREFIX)] == list(SCOPES)
     assert all(is_scope(scope) for scope in LAUNCHERS_SCOPES)

@@ -1,4 +1,4 @@
-"""`adjustment` and `webhook`, against a real coordinator."""
+"""`adjustment` and `webhook` work against a real coordinator."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ WHY = ("--reason", "an outage", "--document", "T-1")
 
 @pytest.fixture
 async def shells(database: str) -> AsyncIterator[list[Shell]]:
-    """Return the shells of two people, since nobody approves an adjustment of their own."""
+    """Return the shells of two people, since an adjustment is approved by another person."""
     connection = await asyncpg.connect(database)
     try:
         tokens = [(await issue_token(connection, ["admin"], "test", datetime.now(UTC))).token for _ in range(2)]

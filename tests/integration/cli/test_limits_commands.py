@@ -1,4 +1,4 @@
-"""`apply`, `quota`, `subscription`, `override` and `block`, against a real coordinator."""
+"""`apply`, `quota`, `subscription`, `override` and `block` work against a real coordinator."""
 
 import asyncio
 import json
@@ -68,7 +68,7 @@ async def environment(database: str) -> AsyncIterator[dict[str, str]]:
         issued = await issue_token(connection, ["quota:read", "quota:write"], "test", datetime.now(UTC))
     finally:
         await connection.close()
-    with capture_logs():  # a command's output is this process's, and so is the coordinator's
+    with capture_logs():  # command and coordinator share this process's output
         async with another_coordinator(database) as url:
             yield {"LEASEHOLD_URL": url, "LEASEHOLD_TOKEN": issued.token, "COLUMNS": "200"}
 
@@ -100,7 +100,7 @@ async def test_apply_prints_the_changes_asks_and_applies(shell: Shell, tmp_path:
 async def test_a_document_that_was_applied_meanwhile_is_not_overwritten(
     shell: Shell, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """It is applied between the question and the answer."""
+    """The other document is applied between the question and the answer."""
     file = tmp_path / "limits.yaml"
     file.write_text(DOCUMENT)
     command = [sys.executable, "-m", "leasehold.cli", "apply", "-f", str(file)]

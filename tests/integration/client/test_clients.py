@@ -1,4 +1,4 @@
-"""The Python clients, against an agent behind real sockets."""
+"""The Python clients call an agent over real sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ async def served_agent(world: World, uds: str | None = None) -> AsyncIterator[st
         address = url if uds is None else f"unix://{uds}"
         async with AsyncClient(address) as client, asyncio.timeout(60):
             while not (await client.check(EXPORT, mode="peek")).allowed:  # noqa: ASYNC110 - what is leased has no event
-                await asyncio.sleep(0.01)  # the first request of all waits for a lease, and not for ever
+                await asyncio.sleep(0.01)  # the very first request waits for a lease, but not for ever
         yield address
     finally:
         server.cancel()
@@ -138,7 +138,7 @@ async def test_the_failure_mode_answers_for_a_stopped_agent(world: World) -> Non
 
 
 async def test_a_request_that_waits_for_units_does_not_make_the_agent_unavailable(world: World) -> None:
-    """A response of the coordinator is late, and the policy lets a first request wait for its units."""
+    """The coordinator replies late, and the policy lets a first request wait for units."""
     async with served_agent(world) as url, AsyncClient(url, timeout_ms=50) as client:
         late = asyncio.Event()
 
@@ -147,7 +147,7 @@ async def test_a_request_that_waits_for_units_does_not_make_the_agent_unavailabl
 
         world.weather.before_replies_to["/exchanges"] = hold_back
         waiting = [asyncio.ensure_future(client.check(EXPORT | {"tenant": f"new-{n}"})) for n in range(8)]
-        await asyncio.sleep(0.2)  # longer than the client's time-out, shorter than the agent's for an exchange
+        await asyncio.sleep(0.2)  # longer than the client's timeout, shorter than the agent's for an exchange
         assert not any(task.done() for task in waiting)
         assert (await client.check(OPEN)).degraded is None
         late.set()

@@ -1,4 +1,4 @@
-"""The middleware, with an engine or a client behind it: services answer as an agent does."""
+"""The middleware answers as an agent does, with an engine or a client behind it."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The connection pools of the clients, against a peer that stalls, breaks off and closes."""
+"""The connection pools of the clients handle a peer that stalls, breaks off and closes."""
 
 import asyncio
 import errno
@@ -20,16 +20,16 @@ AGAIN = ONCE._replace(repeatable=True)
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nRateLimit: r\r\n\r\n{}"
 LAST_ANSWER = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
 
-Behaviour = list[bytes | None]  # of one connection: its answer to each request, or None to close
+Behaviour = list[bytes | None]  # for one connection: its answer to each request, or None to close
 
 
 class Peer:
-    """A server whose connections behave as the lines of a script say; the last line is for all others."""
+    """A server whose connections follow the lines of a script; the last line is for all others."""
 
     def __init__(self, listener: socket.socket, script: list[Behaviour], answers_from: int) -> None:
         self._listener = listener
         self._script = script
-        self._answers_from = answers_from  # it answers when there are this many connections
+        self._answers_from = answers_from  # answers once there are this many connections
         self._may_answer = threading.Event()
         self.requests: list[bytes] = []
         self.connections = 0
@@ -197,7 +197,7 @@ def test_a_slow_answer_is_awaited_while_the_agent_is_alive(kind: str) -> None:
 
 
 @both
-def test_the_longest_wait_ends_a_call_to_a_living_agent(kind: str) -> None:
+def test_the_longest_wait_ends_a_call_to_a_responsive_agent(kind: str) -> None:
     with peer([[b"HTTP/1.1 200"], [LAST_ANSWER]]) as (server, url):
         [answer] = calls(url, kind, timeout_s=0.05, longest_wait_s=0.4)([AGAIN])
     assert answer == "the agent is alive, and did not answer in time"

@@ -1,4 +1,4 @@
-"""A whole coordinator on a real Postgres, asked through its doors, with a clock that stands still until it is moved."""
+"""A whole coordinator on a real Postgres, called through its API, with a clock that only the test moves."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -27,7 +27,7 @@ FINGERPRINT = "one life"
 
 @dataclass
 class AdminHarness:
-    """The coordinator under test, and ways to be somebody who asks it."""
+    """The coordinator under test, with callers of any scopes."""
 
     transport: httpx.ASGITransport
     owner: Connection
@@ -35,7 +35,7 @@ class AdminHarness:
     clients: list[httpx.AsyncClient] = field(default_factory=list)
 
     async def caller(self, *scopes: str) -> httpx.AsyncClient:
-        """Somebody with a token of these scopes; without any, somebody without a token."""
+        """Return a caller with a token of these scopes; without scopes, a caller without a token."""
         headers = {}
         if scopes:
             _, token = await issue_token(self.owner, scopes, "a test", self.clock.now())
@@ -46,7 +46,7 @@ class AdminHarness:
 
 
 async def sealed(admin_harness: AdminHarness) -> None:
-    """Up to here. The coordinator seals by itself as well, and may be doing so: then it is sealed once more."""
+    """Seal all reports up to now, again if the coordinator's own sealing is in progress."""
     for _ in range(10):
         admin_harness.clock.move(seconds=1)
         try:
@@ -91,7 +91,7 @@ DOCUMENT: dict[str, Any] = {
 
 @dataclass
 class Used:
-    """So many units of one minute."""
+    """Return a line of so many units of one minute."""
 
     at: datetime
     units: int
@@ -99,16 +99,16 @@ class Used:
 
 
 class Region:
-    """A region as the coordinator hears it: it asks for leases, spends them and reports, batch by batch."""
+    """A region as seen by the coordinator: it requests leases, spends them and reports, batch by batch."""
 
     def __init__(self, client: httpx.AsyncClient, name: str, epoch: int, lanes: int) -> None:
         self.client, self.name, self.epoch, self.lanes = client, name, epoch, lanes
         self.seqs: dict[int, int] = {}
         self.leases: dict[tuple[str, str], dict[str, Any]] = {}
-        self.overdrafts: dict[tuple[str, str], int] = {}  # what it was told last
+        self.overdrafts: dict[tuple[str, str], int] = {}  # its last reply
 
     async def use(self, quota: str, period: str, used: Sequence[Used]) -> None:
-        """Leases what it needs and has it booked as used, in two exchanges."""
+        """Lease the units and report them as used, in two exchanges."""
         tenant = quota.partition("tenant=")[2]
         await self.exchange(quota, demands=[{"quota": quota, "waiting": sum(each.units for each in used)}])
         lease = self.leases[quota, period]
@@ -156,7 +156,7 @@ async def open_region(admin_harness: AdminHarness, admin: httpx.AsyncClient, nam
 
 
 def problem(answer: httpx.Response) -> tuple[int, list[tuple[str, str]]]:
-    """What a refusal says: its status, and each (field, rule)."""
+    """Return the status of a refusal, and each (field, rule)."""
     assert answer.headers["Content-Type"] == "application/problem+json", answer.text
     assert answer.headers["X-Request-Id"]
     document = answer.json()

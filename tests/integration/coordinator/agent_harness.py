@@ -1,4 +1,4 @@
-"""A coordinator on a real Postgres, asked as agents ask it; after every test the books must be their transfers."""
+"""A coordinator on a real Postgres, called as by agents; after every test its ledger must equal its transfers."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -45,7 +45,7 @@ DOCUMENT: dict[str, Any] = {
 
 
 def lease(quota: str = EXPORTS, *, units: int | None = None, **totals: Any) -> dict[str, Any]:
-    """A frozen lease. `units` of one line; by default as many as are consumed in all."""
+    """Return a frozen lease. `units` is of one line; by default all that are consumed."""
     frozen: dict[str, Any] = {
         "quota": quota,
         "period": PERIOD,
@@ -80,7 +80,7 @@ class Agent:
     def frozen(
         self, seq: int, *leases: Any, quota: str = EXPORTS, other: Mapping[str, Any] = MappingProxyType({})
     ) -> str:
-        """The bytes of a batch of the quota's lane."""
+        """Return the bytes of a batch of the quota's lane."""
         batch: dict[str, Any] = {"epoch": self.epoch, "lane": lane_of(quota, self.lanes), "seq": seq, "leases": leases}
         return msgspec.json.encode(batch | dict(other)).decode()
 
@@ -94,7 +94,7 @@ class Agent:
         return msgspec.json.decode(answer.content, type=ExchangeResponse)
 
     async def say(self, seq: int, *leases: Any, demands: Sequence[Any] = (), quota: str = EXPORTS) -> ExchangeReply:
-        """One exchange of one lane."""
+        """Return one exchange of one lane."""
         response = await self.call(exchange(self.frozen(seq, *leases, quota=quota), demands))
         return response.replies[0]
 
@@ -135,7 +135,7 @@ class AgentHarness:
         return client
 
     async def add_region(self, name: str, weight: int = 1) -> None:
-        """As an operator does; the version says that the regions are others."""
+        """Change regions as an operator does; the version shows that they have changed."""
         await self.owner.execute(
             "INSERT INTO region (name, weight, created_at) VALUES ($1, $2, $3)", name, weight, NOON
         )
@@ -157,7 +157,7 @@ class AgentHarness:
             await put_limits(self.owner, document, lambda _: True, None, NOON)
 
     async def metrics(self) -> str:
-        """What /metrics shows once the figures were measured, and read by this coordinator."""
+        """Return /metrics after this coordinator has measured and read its figures."""
         async with self.owner.transaction():
             await measure(self.owner, self.clock.now())
         health = self.app.state.coordinator.health
@@ -186,7 +186,7 @@ class AgentHarness:
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[str]:
-        """The address of the coordinator on a real port: streams need one."""
+        """Yield the address of the coordinator on a real port, which streams need."""
         async with served(self.app, self._end) as url:
             yield url
 
@@ -195,7 +195,7 @@ class AgentHarness:
 
 
 async def books_are_their_transfers(owner: Connection) -> None:
-    """Recomputed from nothing but the transfers: the pools, and beside them the leases."""
+    """Recompute pools and leases from the transfers alone, and compare them."""
     wrong = await owner.fetch(
         """
         WITH moved AS (
@@ -222,7 +222,7 @@ async def books_are_their_transfers(owner: Connection) -> None:
 
 @asynccontextmanager
 async def agent_harness_on(database: str) -> AsyncIterator[AgentHarness]:
-    """Run a coordinator on a database; afterwards its books must be its transfers."""
+    """Run a coordinator on a database; afterwards its ledger must equal its transfers."""
     clock, hub = StandingClock(), SignalHub()
     settings = CoordinatorSettings(
         database_url=SecretStr(restricted(database)),

@@ -1,4 +1,4 @@
-"""Fixtures of a coordinator on a real Postgres: as agents call it, and as admins and finance do."""
+"""Fixtures of a coordinator on a real Postgres, called as agents do, and as admins and finance do."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""Who did what to what, when, and by which request: told of every change that people make, and of nothing else."""
+"""The audit records who changed what, when, and by which request, and records nothing else."""
 
 from datetime import timedelta
 from typing import Any
@@ -38,7 +38,7 @@ async def token_of(admin_harness: AdminHarness, client: httpx.AsyncClient) -> st
     return str((await authenticate(admin_harness.owner, [shown]))[shown].token_id)
 
 
-async def test_every_change_is_told_with_its_request(
+async def test_every_change_is_recorded_with_its_request(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, auditor: httpx.AsyncClient
 ) -> None:
     me = {"X-Request-Id": "change-7"}
@@ -70,7 +70,7 @@ async def test_every_change_is_told_with_its_request(
     assert weighed == {"weight": 3, "status": "draining", "was": {"weight": 1, "status": "active"}}
 
 
-async def test_what_changes_nothing_is_not_told(admin: httpx.AsyncClient, auditor: httpx.AsyncClient) -> None:
+async def test_requests_without_effect_are_not_recorded(admin: httpx.AsyncClient, auditor: httpx.AsyncClient) -> None:
     async def ask() -> None:
         await admin.put("/v1/limits", json=DOCUMENT)
         await admin.put("/v1/subscriptions/acme", json={"plan": "pro"})
@@ -85,7 +85,7 @@ async def test_what_changes_nothing_is_not_told(admin: httpx.AsyncClient, audito
     assert await deeds(auditor) == before
 
 
-async def test_tokens_are_told_by_their_id_and_by_the_databases_user(
+async def test_changes_of_tokens_are_recorded_by_id_and_database_user(
     admin_harness: AdminHarness, auditor: httpx.AsyncClient
 ) -> None:
     id_, token = await issue_token(admin_harness.owner, ["usage:read"], "finance", NOON)
@@ -99,7 +99,9 @@ async def test_tokens_are_told_by_their_id_and_by_the_databases_user(
     assert token not in str(await deeds(auditor))
 
 
-async def test_it_is_told_if_and_only_if_it_was_done(admin_harness: AdminHarness, auditor: httpx.AsyncClient) -> None:
+async def test_a_change_is_recorded_if_and_only_if_it_was_committed(
+    admin_harness: AdminHarness, auditor: httpx.AsyncClient
+) -> None:
     before = await deeds(auditor)
     transaction = admin_harness.owner.transaction()
     await transaction.start()
@@ -108,7 +110,7 @@ async def test_it_is_told_if_and_only_if_it_was_done(admin_harness: AdminHarness
     assert await deeds(auditor) == before
 
 
-async def test_it_is_asked_in_pages_and_narrowed(admin_harness: AdminHarness, auditor: httpx.AsyncClient) -> None:
+async def test_the_audit_is_read_in_pages_and_filtered(admin_harness: AdminHarness, auditor: httpx.AsyncClient) -> None:
     for number in range(7):
         action = Action.REGION_PUT if number % 2 else Action.SUBSCRIPTION_PUT
         await record(admin_harness.owner, None, action, f"thing {number}", {}, NOON + timedelta(hours=number))
@@ -125,7 +127,7 @@ async def test_it_is_asked_in_pages_and_narrowed(admin_harness: AdminHarness, au
     assert await deeds(auditor, "actor=nobody") == []
 
 
-async def test_faults_are_named(auditor: httpx.AsyncClient) -> None:
+async def test_faulty_queries_are_refused_by_name(auditor: httpx.AsyncClient) -> None:
     for query, fault in {
         "action=nonsense": ("action", "enum"),
         "from=yesterday": ("from", "format"),
@@ -141,7 +143,7 @@ def forged(after: object) -> str:
 
 
 @pytest.mark.parametrize("statement", ["UPDATE audit SET actor = 'nobody'", "DELETE FROM audit", "TRUNCATE audit"])
-async def test_nobody_changes_it(admin_harness: AdminHarness, database: str, statement: str) -> None:
+async def test_the_audit_cannot_be_changed(admin_harness: AdminHarness, database: str, statement: str) -> None:
     await issue_token(admin_harness.owner, ["usage:read"], "", NOON)
     with pytest.raises(asyncpg.RaiseError, match="append-only"):
         await admin_harness.owner.execute(statement)

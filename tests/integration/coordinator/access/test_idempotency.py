@@ -1,4 +1,4 @@
-"""Idempotency-Key: what people change is changed once for each key, and answered alike."""
+"""An Idempotency-Key makes a change happen once and be answered alike each time."""
 
 import asyncio
 from datetime import timedelta
@@ -30,7 +30,7 @@ async def overrides(client: httpx.AsyncClient) -> list[dict[str, Any]]:
     return found
 
 
-async def test_the_same_again_is_answered_alike_and_done_once(admin: httpx.AsyncClient) -> None:
+async def test_a_repeated_request_is_answered_alike_and_executed_once(admin: httpx.AsyncClient) -> None:
     first, again = await post(admin, "k1"), await post(admin, "k1")
     assert (first.status_code, again.status_code, first.json()) == (201, 201, again.json())
     assert (first.headers["Location"], first.headers.get("Idempotency-Replayed")) == (again.headers["Location"], None)
@@ -46,12 +46,12 @@ async def test_another_request_with_the_key_is_refused(admin_harness: AdminHarne
     assert (problem(answer), answer.json()["type"]) == ((422, []), "/problems/idempotency-key-reused")
     elsewhere = await admin.post("/v1/blocks", json=LAUNCH, headers={"Idempotency-Key": "k1"})
     assert elsewhere.json()["type"] == "/problems/idempotency-key-reused"
-    # A key is its caller's: somebody else's is another.
+    # A key belongs to its caller: the same text of another caller is another key.
     assert (await post(await admin_harness.caller("quota:write"), "k1", limit=6000)).status_code == 201
 
 
-async def test_a_refusal_is_an_answer_too(admin: httpx.AsyncClient) -> None:
-    """Even where the reason for it is gone: whoever wants another answer takes another key."""
+async def test_a_refusal_is_stored_too(admin: httpx.AsyncClient) -> None:
+    """This holds even if the reason is gone: a caller that wants another answer uses another key."""
     put = {"json": {"plan": "gold"}, "headers": {"Idempotency-Key": "k1"}}
     first = await admin.put("/v1/subscriptions/acme", **put)  # type: ignore[arg-type]
     quotas = [quota | {"limit": quota["limit"] | {"*": 100}} if isinstance(quota["limit"], dict) else quota
@@ -62,7 +62,7 @@ async def test_a_refusal_is_an_answer_too(admin: httpx.AsyncClient) -> None:
     assert problem(first) == problem(again) == (422, [("plan", "known")])
 
 
-async def test_every_door_that_changes_something_takes_one(admin: httpx.AsyncClient) -> None:
+async def test_every_operation_that_changes_something_takes_a_key(admin: httpx.AsyncClient) -> None:
     changes: list[tuple[str, str, Any]] = [
         ("PUT", "/v1/limits", DOCUMENT),
         ("PUT", "/v1/subscriptions/acme", {"plan": "pro"}),
@@ -80,7 +80,9 @@ async def test_every_door_that_changes_something_takes_one(admin: httpx.AsyncCli
         assert again.headers["Idempotency-Replayed"] == "true", path
 
 
-async def test_a_storm_of_the_same_is_one(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> None:
+async def test_many_parallel_repetitions_are_executed_once(
+    admin_harness: AdminHarness, admin: httpx.AsyncClient
+) -> None:
     answers = await asyncio.gather(*(post(admin, "k1") for _ in range(12)))
     assert {answer.status_code for answer in answers} <= {201, 409}
     told = {answer.json()["id"] for answer in answers if answer.status_code == 201}
@@ -91,24 +93,24 @@ async def test_a_storm_of_the_same_is_one(admin_harness: AdminHarness, admin: ht
             assert answer.headers["Retry-After"] == "1"
 
 
-async def test_what_failed_is_not_kept(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> None:
+async def test_failed_responses_are_not_stored(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> None:
     await admin_harness.owner.execute("ALTER TABLE limit_override RENAME TO set_aside")
     assert (await post(admin, "k1")).status_code == 500
     await admin_harness.owner.execute("ALTER TABLE set_aside RENAME TO limit_override")
     assert (await post(admin, "k1")).status_code == 201
 
 
-async def test_who_is_not_let_in_uses_up_no_key(admin_harness: AdminHarness) -> None:
+async def test_an_unauthorized_request_uses_no_key(admin_harness: AdminHarness) -> None:
     reader = await admin_harness.caller("quota:read")
     assert problem(await post(reader, "k1")) == (403, [])
     assert problem(await post(await admin_harness.caller(), "k1")) == (401, [])
     assert await admin_harness.owner.fetchval("SELECT count(*) FROM idempotency_record") == 0
 
 
-async def test_who_died_over_it_is_succeeded_and_it_is_done_once(
+async def test_another_coordinator_finishes_the_request_of_one_that_died(
     admin_harness: AdminHarness, admin: httpx.AsyncClient
 ) -> None:
-    """The override was made and the answer was not kept: as if a coordinator had died in between."""
+    """The override was created and its response not stored, as if a coordinator had died in between."""
     made = (await post(admin, "k1")).json()
     await admin_harness.owner.execute("UPDATE idempotency_record SET status = NULL, headers = NULL, body = NULL")
     assert (await post(admin, "k1")).json()["type"] == "/problems/idempotency-key-in-flight"
@@ -118,8 +120,8 @@ async def test_who_died_over_it_is_succeeded_and_it_is_done_once(
     assert len(await overrides(admin)) == 1
 
 
-async def test_a_claim_whose_answer_was_lost_is_its_own(admin_harness: AdminHarness) -> None:
-    """The transaction is repeated where only the answer to its commit was lost."""
+async def test_a_claim_whose_commit_was_not_acknowledged_is_recognized(admin_harness: AdminHarness) -> None:
+    """The transaction is repeated where only the acknowledgement of its commit was lost."""
     attempt = Attempt(uuid4(), "k", b"asked", uuid4())
     now = admin_harness.clock.now()
     assert [await claim(admin_harness.owner, attempt, now) for _ in range(2)] == [None, None]
@@ -139,7 +141,9 @@ async def test_a_key_is_a_short_text(admin: httpx.AsyncClient) -> None:
         assert problem(await post(admin, key)) == (422, [("Idempotency-Key", "format")])
 
 
-async def test_a_secret_is_neither_kept_nor_shown_again(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> None:
+async def test_a_secret_is_neither_stored_nor_shown_again(
+    admin_harness: AdminHarness, admin: httpx.AsyncClient
+) -> None:
     headers = {"Idempotency-Key": "k1"}
     body = {"url": "https://example.org/hook", "events": ["period.closed"]}
     first = await admin.post("/v1/webhooks", json=body, headers=headers)

@@ -1,4 +1,4 @@
-"""No scope, no access; and neither refusal tells whether the thing exists."""
+"""Every operation requires a scope, and no refusal reveals whether an object exists."""
 
 import pytest
 
@@ -68,7 +68,7 @@ DOORS = [
 ]
 
 
-async def test_each_door_opens_to_its_scopes_alone(admin_harness: AdminHarness) -> None:
+async def test_each_operation_requires_its_scope(admin_harness: AdminHarness) -> None:
     for method, path, scopes in DOORS:
         await opens_to_its_scopes_alone(admin_harness, method, path, scopes.split(" or "))
 
@@ -86,7 +86,7 @@ async def opens_to_its_scopes_alone(admin_harness: AdminHarness, method: str, pa
         assert (await allowed.request(method, path)).status_code not in (401, 403, 500), (method, path)
 
 
-async def test_a_refusal_does_not_depend_on_what_there_is(admin_harness: AdminHarness) -> None:
+async def test_a_refusal_does_not_reveal_what_exists(admin_harness: AdminHarness) -> None:
     admin = await admin_harness.caller("admin")
     await admin.put("/v1/limits", json=DOCUMENT)
     await admin.put("/v1/subscriptions/acme", json={"plan": "pro"})

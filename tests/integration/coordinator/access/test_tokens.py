@@ -1,4 +1,4 @@
-"""Tokens as the command line issues them."""
+"""The command line issues, lists and revokes tokens."""
 
 from uuid import uuid4
 
@@ -12,7 +12,7 @@ from tests.integration.coordinator.fixtures import NOON, connected
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_token_is_kept_nowhere_but_with_its_holder(database: str) -> None:
+async def test_a_token_is_stored_only_as_a_hash(database: str) -> None:
     async with connected(database) as connection:
         id_, token = await issue_token(connection, ["usage:read", "quota:read"], "finance", NOON)
         (row,) = await connection.fetch("SELECT token::text FROM token")
@@ -23,7 +23,7 @@ async def test_a_token_is_kept_nowhere_but_with_its_holder(database: str) -> Non
         assert (known.created_at, known.revoked_at) == (NOON, None)
 
 
-async def test_the_same_token_again_is_the_same_grant_or_none(database: str) -> None:
+async def test_issuing_a_token_again_needs_the_same_scopes(database: str) -> None:
     async with connected(database) as connection:
         id_, token = await issue_token(connection, ["quota:read"], "", NOON)
         assert await issue_token(connection, ["quota:read"], "", NOON, token) == (id_, token)
@@ -42,6 +42,6 @@ async def test_other_scopes_are_refused(database: str, scopes: list[str]) -> Non
         assert await list_tokens(connection) == []
 
 
-async def test_what_was_never_issued_cannot_be_revoked(database: str) -> None:
+async def test_an_unknown_token_cannot_be_revoked(database: str) -> None:
     async with connected(database) as connection:
         assert not await revoke_token(connection, uuid4(), NOON)

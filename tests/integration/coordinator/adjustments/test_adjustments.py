@@ -1,4 +1,4 @@
-"""What two people correct in the books: what it moves, what bounds it, and that it is done once."""
+"""Two people correct the ledger by adjustments, which are bounded and booked once."""
 
 import asyncio
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ NOT_THERE = "00000000-0000-0000-0000-000000000000"
 
 
 class People:
-    """One proposes, the other approves."""
+    """Let one person propose and the other approve."""
 
     def __init__(self, proposer: httpx.AsyncClient, approver: httpx.AsyncClient) -> None:
         self.proposer, self.approver = proposer, approver
@@ -58,7 +58,7 @@ async def people(admin_harness: AdminHarness) -> People:
 
 @pytest.fixture
 async def region(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> Region:
-    """It has used 60 of the 1,000 of November."""
+    """A region that has used 60 of the 1,000 units of November."""
     await admin.put("/v1/limits", json=DOCUMENT)
     region = await open_region(admin_harness, admin, "eu-west")
     await region.use(ACME, NOVEMBER, [Used(datetime(2026, 11, 18, 9, 5, tzinfo=UTC), 60)])
@@ -81,7 +81,7 @@ async def moved(admin_harness: AdminHarness) -> list[tuple[Any, ...]]:
 
 
 async def all_agree(admin_harness: AdminHarness, finance: httpx.AsyncClient) -> None:
-    """Books, seals and closes, by all that there is to check them."""
+    """Book, seal and close, and run all verifications."""
     await sealed(admin_harness)
     async with admin_harness.owner.transaction(isolation="repeatable_read"):
         proven = await verify(admin_harness.owner, admin_harness.clock.now())
@@ -122,7 +122,7 @@ async def test_a_credit_can_be_spent_and_a_debit_cannot(
     await all_agree(admin_harness, finance)
 
 
-async def test_what_is_credited_is_told_as_the_limit_and_can_be_used(
+async def test_a_credit_raises_the_reported_limit_and_can_be_used(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, region: Region, people: People, finance: httpx.AsyncClient
 ) -> None:
     await people.adjusted()
@@ -147,7 +147,7 @@ async def test_a_lower_limit_takes_no_credit_away(
 
 
 @pytest.mark.usefixtures("region")
-async def test_what_is_written_off_stays_used_and_is_not_billed(
+async def test_a_write_off_stays_used_and_is_not_billed(
     admin_harness: AdminHarness, people: People, finance: httpx.AsyncClient
 ) -> None:
     made = await people.adjusted(kind="write_off", units=40)
@@ -163,7 +163,7 @@ async def test_what_is_written_off_stays_used_and_is_not_billed(
 
 
 @pytest.mark.usefixtures("region")
-async def test_a_debit_never_takes_what_is_not_there(admin_harness: AdminHarness, people: People) -> None:
+async def test_a_debit_never_exceeds_the_free_units(admin_harness: AdminHarness, people: People) -> None:
     before = await pool(admin_harness)
     answer = await people.approve(await people.proposed(kind="debit", units=941))
     assert (answer.status_code, answer.json()["refusal"]) == (409, "more_than_unallocated")
@@ -171,7 +171,7 @@ async def test_a_debit_never_takes_what_is_not_there(admin_harness: AdminHarness
     await people.adjusted(kind="debit", units=940)
 
 
-async def test_a_debit_of_what_nobody_has_asked_for_yet_takes_of_the_limit(
+async def test_a_debit_before_the_first_lease_lowers_the_limit(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, people: People, finance: httpx.AsyncClient
 ) -> None:
     await admin.put("/v1/limits", json=DOCUMENT)
@@ -182,19 +182,19 @@ async def test_a_debit_of_what_nobody_has_asked_for_yet_takes_of_the_limit(
 
 
 async def softly(admin: httpx.AsyncClient, **changes: Any) -> None:
-    """The quota goes on beyond its limit."""
+    """The quota has a soft cap."""
     first, *others = DOCUMENT["quotas"]
     answer = await admin.put("/v1/limits", json=DOCUMENT | {"quotas": [first | {"cap": "soft"} | changes, *others]})
     assert answer.status_code == 200, answer.text
 
 
-async def test_a_debit_is_of_the_limit_and_not_of_what_can_be_had_beyond_it(
+async def test_a_debit_is_of_the_limit_and_not_of_its_soft_cap(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, region: Region, people: People, finance: httpx.AsyncClient
 ) -> None:
     await softly(admin)
     await region.exchange(ACME, demands=[{"quota": ACME, "waiting": 800}])
     for _ in range(2):
-        await region.exchange(ACME, demands=[{"quota": ACME, "waiting": 1}])  # there is always more
+        await region.exchange(ACME, demands=[{"quota": ACME, "waiting": 1}])  # the soft cap always has more
         await people.adjusted(kind="debit", units=500)
     await region.exchange(ACME, demands=[{"quota": ACME, "waiting": 1}])
     answer = await people.approve(await people.proposed(kind="debit", units=1))
@@ -205,12 +205,12 @@ async def test_a_debit_is_of_the_limit_and_not_of_what_can_be_had_beyond_it(
     await all_agree(admin_harness, finance)
 
 
-async def test_a_limit_that_falls_leaves_what_was_debited(
+async def test_a_lower_limit_keeps_the_debit(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, region: Region, people: People, finance: httpx.AsyncClient
 ) -> None:
     await softly(admin)
     await region.exchange(ACME, demands=[{"quota": ACME, "waiting": 900}])
-    await region.exchange(ACME, demands=[{"quota": ACME, "waiting": 1}])  # there is always more
+    await region.exchange(ACME, demands=[{"quota": ACME, "waiting": 1}])  # the soft cap always has more
     await people.adjusted(kind="debit", units=500)
     for limit in (1000, 10):
         await softly(admin, limit=limit)
@@ -223,7 +223,7 @@ async def test_a_limit_that_falls_leaves_what_was_debited(
 async def test_a_credit_before_the_first_check_is_added_to_the_limit(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, people: People, finance: httpx.AsyncClient
 ) -> None:
-    """Work was done without the store, and is told before a first lease."""
+    """Work was done during a store outage, and is reported before a first lease."""
     await admin.put("/v1/limits", json=DOCUMENT)
     await people.adjusted()
     region = await open_region(admin_harness, admin, "eu-west")
@@ -235,10 +235,10 @@ async def test_a_credit_before_the_first_check_is_added_to_the_limit(
     await all_agree(admin_harness, finance)
 
 
-async def test_of_a_closed_period_it_is_booked_in_the_one_that_runs(
+async def test_an_adjustment_of_a_closed_period_is_booked_in_the_current_one(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, region: Region, people: People, finance: httpx.AsyncClient
 ) -> None:
-    """And in one that has ended nothing can be spent, closed or not."""
+    """Nothing can be spent in a period that has ended, closed or not."""
     admin_harness.clock.time = datetime(2026, 12, 2, 12, tzinfo=UTC)
     open_yet = await people.adjusted(units=1)
     assert open_yet["booked_in"] == "2026-12"
@@ -261,7 +261,7 @@ async def test_of_a_closed_period_it_is_booked_in_the_one_that_runs(
 
 
 @pytest.mark.usefixtures("region")
-async def test_who_proposes_does_not_approve(admin_harness: AdminHarness, people: People) -> None:
+async def test_the_proposer_cannot_approve(admin_harness: AdminHarness, people: People) -> None:
     both = await admin_harness.caller("adjust:propose", "adjust:approve")
     made = (await both.post("/v1/adjustments", json=CREDIT)).json()
     before = await pool(admin_harness)
@@ -275,7 +275,7 @@ async def test_who_proposes_does_not_approve(admin_harness: AdminHarness, people
 
 
 @pytest.mark.usefixtures("region")
-async def test_it_is_approved_once(admin_harness: AdminHarness, people: People) -> None:
+async def test_an_adjustment_is_approved_once(admin_harness: AdminHarness, people: People) -> None:
     made = await people.proposed()
     first, again = await people.approve(made), await people.approve(made)
     assert (first.status_code, first.json()) == (200, again.json())
@@ -290,7 +290,7 @@ async def test_it_is_approved_once(admin_harness: AdminHarness, people: People) 
 
 
 @pytest.mark.usefixtures("region")
-async def test_several_who_approve_at_once_book_it_once(admin_harness: AdminHarness, people: People) -> None:
+async def test_parallel_approvals_book_an_adjustment_once(admin_harness: AdminHarness, people: People) -> None:
     made = await people.proposed()
     approvers = [await admin_harness.caller("adjust:approve") for _ in range(4)]
     answers = await asyncio.gather(*(each.post(f"/v1/adjustments/{made['id']}:approve") for each in approvers))
@@ -299,8 +299,10 @@ async def test_several_who_approve_at_once_book_it_once(admin_harness: AdminHarn
 
 
 @pytest.mark.usefixtures("region")
-async def test_two_that_only_fit_one_by_one_are_not_both_approved(admin_harness: AdminHarness, people: People) -> None:
-    """Of the 60 that were used, twice 40; and of the 940 that are left, twice 500."""
+async def test_two_adjustments_that_do_not_fit_together_are_not_both_approved(
+    admin_harness: AdminHarness, people: People
+) -> None:
+    """Twice 40 of the 60 used units, and twice 500 of the 940 that are left."""
     for kind, units in (("write_off", 40), ("debit", 500)):
         made = [await people.proposed(kind=kind, units=units) for _ in range(2)]
         answers = await asyncio.gather(*map(people.approve, made))
@@ -308,7 +310,7 @@ async def test_two_that_only_fit_one_by_one_are_not_both_approved(admin_harness:
 
 
 @pytest.mark.usefixtures("region")
-async def test_what_was_withdrawn_or_has_expired_is_not_approved(admin_harness: AdminHarness, people: People) -> None:
+async def test_a_withdrawn_or_expired_adjustment_is_not_approved(admin_harness: AdminHarness, people: People) -> None:
     withdrawn, expired = await people.proposed(), await people.proposed()
     path = f"/v1/adjustments/{withdrawn['id']}:withdraw"
     first, again = await people.proposer.post(path), await people.proposer.post(path)
@@ -333,7 +335,7 @@ async def test_the_same_request_proposes_once(
     assert made[0].headers["Location"] == f"/v1/adjustments/{made[0].json()['id']}"
     other = await people.proposer.post("/v1/adjustments", json=CREDIT | {"units": 2}, headers=key)
     assert other.status_code == 422
-    await admin_harness.owner.execute("DELETE FROM idempotency_record")  # the work was done, and its answer was lost
+    await admin_harness.owner.execute("DELETE FROM idempotency_record")  # the work was done and its answer lost
     assert (await people.proposer.post("/v1/adjustments", json=CREDIT, headers=key)).json() == made[0].json()
     assert await admin_harness.owner.fetchval("SELECT count(*) FROM adjustment") == 1
 
@@ -355,7 +357,7 @@ async def test_the_same_request_proposes_once(
         ({"note": "x"}, ("note", "unknown")),
     ],
 )
-async def test_what_is_wrong_with_a_proposal_is_named(
+async def test_faults_of_a_proposal_are_named(
     admin_harness: AdminHarness,
     admin: httpx.AsyncClient,
     people: People,
@@ -375,7 +377,7 @@ async def test_more_than_can_be_counted_is_refused(people: People) -> None:
 
 
 @pytest.mark.usefixtures("region")
-async def test_they_are_listed_page_by_page(
+async def test_adjustments_are_listed_page_by_page(
     admin_harness: AdminHarness, people: People, finance: httpx.AsyncClient
 ) -> None:
     made = []
@@ -403,7 +405,7 @@ async def test_they_are_listed_page_by_page(
     ],
 )
 @pytest.mark.usefixtures("region")
-async def test_books_that_somebody_changed_do_not_agree(
+async def test_reconciliation_finds_changed_adjustments(
     admin_harness: AdminHarness, people: People, finance: httpx.AsyncClient, statement: str
 ) -> None:
     await people.adjusted()

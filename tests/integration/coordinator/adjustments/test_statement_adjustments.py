@@ -1,4 +1,4 @@
-"""Statements with what two people corrected: a line for each, under its document, and the sum is what is billed."""
+"""Statements have a line for each adjustment, with its document, and their sum is what is billed."""
 
 import csv
 import io
@@ -37,13 +37,13 @@ DECEMBER = "2026-12"
 
 
 async def booked(admin_harness: AdminHarness, region: Region) -> None:
-    """A position is a report's."""
+    """Report usage, because positions belong to reports."""
     await region.exchange(ACME)
     await sealed(admin_harness)
 
 
 async def adds_up(finance: httpx.AsyncClient, period: str) -> dict[str, Any]:
-    """There is one tenant, so its statement is the trial balance of the period, by transfers."""
+    """Compare the only tenant's statement with the trial balance of the period."""
     found = await statement(finance, period)
     balance = (await finance.get(f"/v1/periods/{period}/trial-balance")).json()
     of = {each["account"]: each["transfers"] for each in balance["accounts"]}
@@ -75,7 +75,7 @@ async def test_each_adjustment_is_a_line_and_no_statement_from_before_it_changes
     await people.proposed(kind="write_off", units=7)
     withdrawn = await people.proposed(kind="write_off", units=8)
     await people.proposer.post(f"/v1/adjustments/{withdrawn['id']}:withdraw")
-    assert await statement(finance, NOVEMBER) == first  # nothing is in it that is not sealed
+    assert await statement(finance, NOVEMBER) == first  # it contains only what is sealed
 
     await booked(admin_harness, region)
     found = await adds_up(finance, NOVEMBER)
@@ -97,7 +97,7 @@ async def test_each_adjustment_is_a_line_and_no_statement_from_before_it_changes
     await all_agree(admin_harness, finance)
 
 
-async def test_what_is_spent_of_a_credit_is_billed(
+async def test_spent_units_of_a_credit_are_billed(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, region: Region, people: People
 ) -> None:
     await people.adjusted(units=100)
@@ -107,7 +107,7 @@ async def test_what_is_spent_of_a_credit_is_billed(
 
 
 @pytest.mark.usefixtures("region")
-async def test_a_debit_before_anybody_asked_is_one_line(
+async def test_a_debit_before_the_first_lease_is_one_line(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, region: Region, people: People
 ) -> None:
     """Its movement funds the pool as well."""
@@ -117,10 +117,10 @@ async def test_a_debit_before_anybody_asked_is_one_line(
     assert lines(found) == [(1, "debit", "exports", NOVEMBER, None, 0)]
     [source] = (await finance.get(found["lines"][0]["reports"])).json()["data"]
     assert (source["movement_id"], source["transfers"]) == (made["id"], 1)
-    assert len((await statement(finance, NOVEMBER))["lines"]) == 1  # of others it is none
+    assert len((await statement(finance, NOVEMBER))["lines"]) == 1  # none for other tenants
 
 
-async def test_a_closed_period_is_corrected_in_the_statement_of_the_one_that_runs(
+async def test_a_closed_period_is_corrected_in_the_statement_of_the_current_one(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient, region: Region, people: People
 ) -> None:
     admin_harness.clock.time = datetime(2026, 12, 2, 12, tzinfo=UTC)
@@ -161,7 +161,7 @@ async def test_a_sheet_has_the_document_and_the_reason(
     assert cells[6:14] == ["2", "write_off", "exports", NOVEMBER, "-40", "40", "=1+1", "<b>ours</b>"]
 
 
-async def test_a_write_off_is_proven_and_what_bills_nothing_is_refused_by_name(
+async def test_a_write_off_is_proven_and_lines_without_units_are_refused(
     admin_harness: AdminHarness,
     finance: httpx.AsyncClient,
     auditor: httpx.AsyncClient,

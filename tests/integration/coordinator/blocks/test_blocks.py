@@ -1,4 +1,4 @@
-"""The block list: for people to change, for agents to wait for."""
+"""People change the block list, and agents wait for its next version."""
 
 import asyncio
 from datetime import timedelta
@@ -37,7 +37,7 @@ async def test_a_block_from_its_beginning_to_its_end(admin: httpx.AsyncClient) -
     assert [deed["action"] for deed in deeds] == ["block.deleted", "block.put", "block.put"]
 
 
-async def test_addresses_are_one_however_they_are_spelt(admin: httpx.AsyncClient) -> None:
+async def test_spellings_of_one_address_are_one_block(admin: httpx.AsyncClient) -> None:
     for value, spelt in (
         ("::ffff:203.0.113.9", "203.0.113.9"),
         ("203.0.113.9/32", "203.0.113.9"),
@@ -65,7 +65,7 @@ async def test_addresses_are_one_however_they_are_spelt(admin: httpx.AsyncClient
         ({"for": "ever"}, "for"),
     ],
 )
-async def test_what_makes_no_sense_is_refused_by_name(
+async def test_invalid_blocks_are_refused_by_name(
     admin: httpx.AsyncClient, changed: dict[str, Any], field: str
 ) -> None:
     status, [(named, _)] = problem(await admin.post("/v1/blocks", json=KEY | changed))
@@ -73,7 +73,7 @@ async def test_what_makes_no_sense_is_refused_by_name(
     assert await listed(admin) == (0, [])
 
 
-async def test_what_is_over_is_in_no_list_and_makes_room(
+async def test_ended_blocks_are_not_listed_and_make_room(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operations, "MAX_BLOCKS", 1)

@@ -1,8 +1,8 @@
-"""Every guard of the schema has a trial here: something that it alone refuses, or that works through it alone.
+"""Every guard of the schema has a trial: a statement that it alone refuses, or that works only through it.
 
-What guards there are is asked of the database, so a new one without a trial fails. Each trial is made twice: with the
-guard, which must refuse it by name, and with the guard dropped, when the same must go through. So none is held up by
-another by accident, and dropping any of them from a migration fails the first test.
+The list of guards is read from the database, so a new one without a trial fails. Each trial is made twice: with the
+guard, which must refuse it by name, and with the guard dropped, when the statement must succeed. So no guard hides
+behind another, and dropping any of them from a migration fails the first test.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from migrations.roles import COORDINATOR
 
 pytestmark = pytest.mark.anyio
 
-# A row of each table that is accepted, once; as SQL. `{}` in a trial's change is SQL as well.
+# A valid row of each table, as SQL. `{}` in a trial's change is SQL as well.
 ROWS: dict[str, dict[str, str]] = {
     "region": {"name": "'s'", "created_at": "now()"},
     "region_epoch": {"epoch": "2", "region": "'r'", "nonce": "'m'", "fingerprint": "'f'", "lanes": "4"}
@@ -99,12 +99,12 @@ INSERT INTO rebalance (id, version, mode, request, plan, recalled, state, create
 
 
 class Trial(NamedTuple):
-    """The last statement is refused by the guard; or where there is a question, the answer is yes thanks to it."""
+    """A trial: the guard refuses the last statement; or, with a question, its answer is true thanks to the guard."""
 
     table: str
     statements: Sequence[str]
     question: str | None = None
-    named: str | None = None  # what Postgres calls the guard in its refusal, where that is another name
+    named: str | None = None  # the name of the guard in Postgres's refusal, if it differs
 
 
 def row(table: str, changes: Mapping[str, str] | None = None) -> str:
@@ -117,7 +117,7 @@ def wrong(table: str, **changes: str) -> Trial:
 
 
 def twice(table: str, named: str | None = None, **changes: str) -> Trial:
-    """The same again, but for what other keys would refuse."""
+    """Return the same row again, except for what other keys would refuse."""
     return Trial(table, [row(table), row(table, changes)], named=named)
 
 
@@ -130,11 +130,11 @@ def effect(table: str, statement: str, question: str) -> Trial:
 
 
 def below_zero(table: str, column: str, beside: str | None) -> Trial:
-    """With another account that keeps the identity."""
+    """Change another account as well, to keep the identity."""
     return wrong(table, **{column: "-1"}, **({beside: "1"} if beside else {}))
 
 
-# A period is closed as the coordinator does it; December is one that is open.
+# A period is closed as the coordinator does; December is open.
 CLOSE = """
 UPDATE period SET state = 'closed', close_requested_at = now(), close_requested_by = 'x', closed_at = now(),
     position = 0, transfers = 0, root = '' WHERE id = '{}'
@@ -148,7 +148,7 @@ THERE = {
 
 
 def of_a_closed_period(table: str) -> dict[str, Trial]:
-    """What is moved is changed in one period and added to another, so each of the two is tried alone."""
+    """Move a row from one period to another; it leaves one and enters the other, so each of the two is tried alone."""
     elsewhere = "quota = 'p'" if table == "pool" else "quota = 'q'"
     away = [DECEMBER, *THERE[table][:-1], row(table)]
     return {
@@ -312,7 +312,7 @@ TRIALS: dict[str, Trial] = {
     "verification_is_finished_whole": wrong("verification", finished_at="now()"),
     "usage_hour_units_are_positive": wrong("usage_hour", units="0"),
     "usage_day_units_are_positive": wrong("usage_day", units="0"),
-    # a row that has no parent
+    # a row without a parent
     "correction_epoch_fkey": wrong("correction", epoch="99"),
     "correction_quota_period_fkey": wrong("correction", quota="'nothing'"),
     "correction_region_fkey": wrong("correction", region="'nowhere'"),
@@ -334,7 +334,7 @@ TRIALS: dict[str, Trial] = {
     "resolution_of_an_epoch": wrong("resolution", **OF_A_LEASE, epoch="99"),
     "resolution_of_a_lane": wrong("resolution", lane="9"),
     "report_epoch_lane_fkey": wrong("report", lane="9"),
-    # the same twice
+    # the same row twice
     "webhook_pkey": twice("webhook"),
     "outbox_pkey": twice("outbox"),
     "delivery_pkey": twice("delivery"),
@@ -389,7 +389,7 @@ TRIALS: dict[str, Trial] = {
     ),
     "usage_hour_row_is_unique": twice("usage_hour"),
     "usage_day_row_is_unique": twice("usage_day"),
-    # triggers: the ledger is never changed, by whatever name
+    # triggers: the ledger is append-only, in every table
     **{
         f"{table}_is_append_only.{verb}": then(table, statement)
         for table in ("transfer", "report", "audit")
@@ -405,7 +405,7 @@ TRIALS: dict[str, Trial] = {
     "transfer_is_never_truncated": Trial(
         "transfer", ['DROP TRIGGER transfer_is_never_truncated ON "transfer_2026-11"', "TRUNCATE transfer"]
     ),
-    # triggers: what a foreign key would say, for less
+    # triggers that replace a foreign key, at lower cost
     "transfer_has_a_pool": wrong("transfer", quota="'nothing'"),
     "pool_of_transfers_stays.update": Trial(
         "pool", [row("pool"), row("transfer", {"quota": "'p'"}), "UPDATE pool SET quota = 'r' WHERE quota = 'p'"]
@@ -416,7 +416,7 @@ TRIALS: dict[str, Trial] = {
     "pool_is_never_truncated": Trial(
         "pool", ["DROP TRIGGER adjustment_is_never_truncated ON adjustment", "TRUNCATE pool CASCADE"]
     ),
-    # triggers: what two people agreed on has moved units
+    # triggers: an approved decision has moved units
     "adjustment_stands_once_ended.update": Trial(
         "adjustment", [row("adjustment", BOOKED), "UPDATE adjustment SET units = 2"]
     ),
@@ -431,7 +431,7 @@ TRIALS: dict[str, Trial] = {
         "resolution", [row("resolution", APPROVED), "DELETE FROM resolution"]
     ),
     "resolution_is_never_truncated": then("resolution", "TRUNCATE resolution"),
-    # triggers: closed means closed
+    # triggers: a closed period is final
     **{name: trial for table in THERE for name, trial in of_a_closed_period(table).items()},
     "period_closes_its_partition": Trial("period", [CLOSED, row("transfer")]),
     "period_stays_closed.update": then("period", CLOSE.format("2026-12"), "UPDATE period SET root = 'x'"),
@@ -443,7 +443,7 @@ TRIALS: dict[str, Trial] = {
             "UPDATE period SET state = 'open' WHERE id = '2026-12'",
         ],
     ),
-    # triggers: what happens by itself
+    # triggers with side effects
     **{
         f"{table}_passes_the_gate": effect(
             table,
@@ -475,7 +475,7 @@ async def owner(database: str) -> AsyncIterator[Connection]:
 
 
 async def try_(owner: Connection, trial: Trial) -> str | None:
-    """None if all went through, or what refused the last statement."""
+    """Return None if all statements succeeded, or what refused the last one."""
     for statement in trial.statements[:-1]:
         await owner.execute(statement)
     try:
@@ -488,7 +488,7 @@ async def try_(owner: Connection, trial: Trial) -> str | None:
 
 
 async def outcome(owner: Connection, trial: Trial, *before: str) -> str | None:
-    """Of a trial that leaves nothing behind."""
+    """Run a trial that is rolled back."""
     transaction = owner.transaction()
     await transaction.start()
     try:
@@ -503,12 +503,12 @@ def guard_of(name: str) -> str:
     return name.partition(".")[0]
 
 
-async def test_a_row_as_it_should_be_is_accepted(owner: Connection) -> None:
+async def test_a_valid_row_is_accepted(owner: Connection) -> None:
     for table in ROWS:
         assert await outcome(owner, Trial(table, [row(table)])) is None, table
 
 
-async def test_each_guard_refuses_what_it_is_for(owner: Connection) -> None:
+async def test_each_guard_refuses_its_trial(owner: Connection) -> None:
     found = {name: await outcome(owner, trial) for name, trial in TRIALS.items()}
     assert {name: said for name, said in found.items() if not is_by(name, TRIALS[name], said)} == {}
 
@@ -524,8 +524,8 @@ def is_by(name: str, trial: Trial, said: str | None) -> bool:
 _SAID_BY_TRIGGERS = ("append-only", "no pool:", "is closed:", "is closing:", "is approved:", "has ended:")
 
 
-async def test_without_its_guard_each_goes_through(owner: Connection) -> None:
-    """Or the trial would prove nothing: something else refuses it."""
+async def test_without_its_guard_each_trial_succeeds(owner: Connection) -> None:
+    """Otherwise the trial proves nothing, because something else refuses it."""
     kinds = {row["name"]: row["kind"] for row in await owner.fetch(GUARDS)}
     drops = {"constraint": "ALTER TABLE {1} DROP CONSTRAINT {0} CASCADE", "trigger": "DROP TRIGGER {0} ON {1}"}
     drops["index"] = "DROP INDEX {0}"
@@ -542,8 +542,8 @@ async def test_there_is_no_guard_without_a_trial(owner: Connection) -> None:
     assert there == tried
 
 
-async def test_nothing_may_be_missing_but_this(owner: Connection) -> None:
-    """A column that may be NULL lets every CHECK pass that speaks of it."""
+async def test_only_these_columns_may_be_null(owner: Connection) -> None:
+    """A column that may be NULL satisfies every CHECK on it."""
     found = {row["of"]: set(row["columns"]) for row in await owner.fetch(NULLABLE_COLUMNS)}
     assert found == MAY_BE_MISSING
 
@@ -562,7 +562,7 @@ MAY_BE_MISSING = {
     "pool": {"tenant"},
     "rebalance": {"ended_at", "reason", "region"},
     "rebalance_move": {"ended_at", "reason", "target"},
-    "region": {"hold_key"},  # a CHECK sees to it
+    "region": {"hold_key"},  # required by a CHECK
     "region_setting": {"ceiling", "floor", "weight"},
     "region_epoch": {"fenced_at", "retired_at", "retired_because", "retired_by"},
     "resolution": {"approved_at", "approved_by", "lane", "period", "quota", "seq"},
@@ -585,7 +585,7 @@ async def test_every_partition_has_all_guards_of_the_whole(owner: Connection) ->
 
 # --- privileges -------------------------------------------------------------------------------------------------------
 
-# What the coordinator may: r(ead), a(dd), d(elete), and w(rite) for some of the columns. Of all else, nothing.
+# Privileges of the coordinator: r(ead), a(dd), d(elete), and w(rite) for some of the columns. It has no others.
 MAY = {
     "adjustment": "arw",
     "delivery": "arw",
@@ -628,7 +628,7 @@ MAY = {
     "usage_hour": "r",
     "verification": "arw",
 }
-# The columns that make a row what it is, and can never be changed.
+# The columns that identify a row and can never be changed.
 FIXED = {
     "delivery": {"event", "webhook"},
     "outbox": {"id", "kind", "data", "occurred_at"},
@@ -661,7 +661,7 @@ FIXED = {
 }
 
 
-async def test_the_coordinator_may_do_this_and_nothing_else(owner: Connection) -> None:
+async def test_the_coordinator_has_exactly_these_privileges(owner: Connection) -> None:
     found = {row["name"]: row["may"] for row in await owner.fetch(PRIVILEGES, COORDINATOR) if row["may"]}
     assert found == MAY
     fixed = await owner.fetch(FIXED_COLUMNS, COORDINATOR, list(FIXED))

@@ -1,4 +1,4 @@
-"""What is tried again by itself, and what is told as an outage."""
+"""Some failures of the database are retried, and others are reported as an outage."""
 
 import asyncpg
 import pytest
@@ -18,8 +18,8 @@ LOST = (
 
 
 @pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
-async def test_a_connection_that_is_lost_once_is_not_noticed(database: str, error: Exception) -> None:
-    """Whatever the driver calls it: it depends on which of its steps the server hangs up in."""
+async def test_a_connection_lost_once_is_retried(database: str, error: Exception) -> None:
+    """The driver's exception depends on the step in which the server hangs up."""
     errors = [error]
 
     async def ask(connection: Connection) -> int:
@@ -33,7 +33,7 @@ async def test_a_connection_that_is_lost_once_is_not_noticed(database: str, erro
 
 
 @pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
-async def test_one_that_is_lost_each_time_is_an_outage(database: str, error: Exception) -> None:
+async def test_a_connection_lost_each_time_is_an_outage(database: str, error: Exception) -> None:
     async def ask(_: Connection) -> int:
         raise error
 
@@ -43,10 +43,8 @@ async def test_one_that_is_lost_each_time_is_an_outage(database: str, error: Exc
 
 
 @pytest.mark.parametrize(("lock_timeout_ms", "attempts"), [(50, 1), (None, ATTEMPTS)])
-async def test_with_a_time_for_locks_one_that_is_not_free_is_not_waited_for_again(
-    database: str, lock_timeout_ms: int | None, attempts: int
-) -> None:
-    """It is no outage: Postgres is there."""
+async def test_a_lock_timeout_is_not_retried(database: str, lock_timeout_ms: int | None, attempts: int) -> None:
+    """A lock timeout is no outage, because Postgres is there."""
     asked: list[int] = []
 
     async def wait(connection: Connection) -> None:
@@ -63,8 +61,8 @@ async def test_with_a_time_for_locks_one_that_is_not_free_is_not_waited_for_agai
 
 
 @pytest.mark.parametrize("code", ["57014", "53200"])
-async def test_what_postgres_could_not_do_is_no_outage(database: str, code: str) -> None:
-    """It ran too long, or found no memory for another lock."""
+async def test_a_failed_statement_is_no_outage(database: str, code: str) -> None:
+    """The statement ran too long, or found no memory for another lock."""
 
     async def fail(connection: Connection) -> None:
         await connection.execute(f"DO $$ BEGIN RAISE EXCEPTION 'planted' USING ERRCODE = '{code}'; END $$")

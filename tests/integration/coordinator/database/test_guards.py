@@ -1,4 +1,4 @@
-"""What the database itself refuses, whatever the code above it may get wrong; and what health and metrics tell."""
+"""The database itself refuses wrong changes, whatever the code does, and metrics count what was booked."""
 
 import asyncpg
 import pytest
@@ -51,7 +51,7 @@ async def test_the_schema_and_the_code_know_each_other(agent_harness: AgentHarne
     assert known_revisions() == [script.revision for script in scripts.walk_revisions()][::-1]
     assert (await agent.client.get("/readyz")).json() == {"status": "ready", "reasons": []}
     assert is_behind(None)
-    assert not is_behind("9999")  # a newer schema than this code: it runs on that, too
+    assert not is_behind("9999")  # a newer schema than the code's, with which it still runs
     await agent_harness.owner.execute("DROP TABLE alembic_version")
     answer = await agent.client.get("/readyz")
     assert (answer.status_code, answer.json()["status"]) == (503, "not_ready")

@@ -1,4 +1,4 @@
-"""What an outage of Postgres looks like from outside: 503 and a moment to wait, and afterwards all is as it was."""
+"""An outage of Postgres is answered by 503 with Retry-After, and afterwards everything works as before."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,13 +28,13 @@ SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_eve
 
 @asynccontextmanager
 async def another_database(url: str) -> AsyncIterator[Connection]:
-    """A connection to the same server that does not keep the database in use."""
+    """Connect to the same server without keeping the database in use."""
     async with connected(urlunsplit(urlsplit(url)._replace(path="/postgres"))) as connection:
         yield connection
 
 
 async def rename(server: Connection, name: str, other: str) -> None:
-    """What a coordinator does by itself may come back in between."""
+    """Block connections, since a coordinator's background jobs may reconnect in between."""
     async with asyncio.timeout(60):
         while await server.fetchval("SELECT count(*) FROM pg_database WHERE datname = $1", name):
             await server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", name)
@@ -42,7 +42,7 @@ async def rename(server: Connection, name: str, other: str) -> None:
                 await server.execute(f'ALTER DATABASE "{name}" RENAME TO "{other}"')
 
 
-async def test_a_connection_that_dies_in_the_middle_is_not_even_noticed(
+async def test_a_connection_that_dies_midway_is_not_noticed_by_callers(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     await agent.say(1, demands=[want(waiting=10)])
@@ -58,7 +58,7 @@ async def test_a_connection_that_dies_in_the_middle_is_not_even_noticed(
     assert (await agent_harness.pool())["consumed"] == 7
 
 
-async def test_an_outage_is_503_and_is_over_when_it_is_over(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_an_outage_is_503_until_postgres_is_back(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent.say(1, demands=[want(waiting=10)])
     name = urlsplit(agent_harness.url).path[1:]
     async with another_database(agent_harness.url) as server:

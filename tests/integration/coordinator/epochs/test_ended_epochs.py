@@ -1,4 +1,4 @@
-"""What becomes of an epoch that is over: its store kept its data, lost it, or people have given it up."""
+"""An ended epoch is settled by whether its store kept its data, lost it, or was given up by people."""
 
 from secrets import token_hex
 
@@ -28,10 +28,10 @@ async def set_aside(agent_harness: AgentHarness) -> None:
         await expire_leases(coordinator, agent_harness.clock.now())
 
 
-async def test_of_a_store_that_kept_its_data_the_rest_is_free_at_once(
+async def test_the_rest_of_an_epoch_without_data_loss_is_free_at_once(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    """What it still held is not returned, and stays reserved until its hold has ended there."""
+    """Units of open holds are not returned, and stay reserved until their hold has ended there."""
     await agent.say(1, demands=[want(waiting=10)])
     await next_incarnation(agent, lost_data=False)
     reply = await agent.say(2, lease(granted=10, consumed=4, returned=5), demands=[want(waiting=5)])
@@ -44,7 +44,7 @@ async def test_of_a_store_that_kept_its_data_the_rest_is_free_at_once(
 
 
 @pytest.mark.parametrize("lost_data", [None, True])
-async def test_of_a_store_that_lost_data_usage_is_booked_and_returns_are_not(
+async def test_of_an_epoch_with_data_loss_usage_is_booked_and_returns_are_not(
     agent_harness: AgentHarness, agent: Agent, lost_data: bool | None
 ) -> None:
     await agent.say(1, demands=[want(waiting=10)])
@@ -64,7 +64,9 @@ async def test_of_a_store_that_lost_data_usage_is_booked_and_returns_are_not(
 async def test_a_store_that_loses_data_may_lose_reports_of_an_epoch_it_once_kept(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    """Put back to before it said so, it knows less of that epoch than it had admitted, and would give back too much."""
+    """Restored to an older state, the store knows less of that epoch than it had admitted, and
+    would return too much.
+    """
     await agent.say(1, demands=[want(waiting=10)])
     newer = await next_incarnation(agent, lost_data=False)
     assert (await agent_harness.lease(agent))["state"] == "fenced"
@@ -75,9 +77,7 @@ async def test_a_store_that_loses_data_may_lose_reports_of_an_epoch_it_once_kept
     assert pool["unallocated"] == 990
 
 
-async def test_of_an_epoch_that_has_said_all_nothing_can_be_lost_any_more(
-    agent_harness: AgentHarness, agent: Agent
-) -> None:
+async def test_a_fully_reported_epoch_cannot_lose_data_any_more(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent.say(1, demands=[want(waiting=10)])
     newer = await next_incarnation(agent, lost_data=False)
     await agent.say(2, lease(granted=10, consumed=4, returned=6))
@@ -85,7 +85,7 @@ async def test_of_an_epoch_that_has_said_all_nothing_can_be_lost_any_more(
     assert (await agent_harness.lease(agent))["state"] == "fenced"
 
 
-async def test_what_a_store_says_it_kept_counts_for_that_epoch_only(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_a_claim_of_no_data_loss_counts_for_its_epoch_only(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent.say(1, demands=[want(waiting=10)])
     newer = await next_incarnation(agent)
     await newer.say(1, demands=[want(waiting=10)])
@@ -99,7 +99,7 @@ async def test_what_a_store_says_it_kept_counts_for_that_epoch_only(agent_harnes
 async def test_an_epoch_believed_lost_returns_all_once_its_store_is_found_alive(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    """Also what it had returned meanwhile, which nobody believed."""
+    """That includes units returned meanwhile that were not trusted."""
     await agent.say(1, demands=[want(waiting=10)])
     newer = await next_incarnation(agent)
     await agent.say(2, lease(granted=10, consumed=4, returned=2))
@@ -113,7 +113,7 @@ async def test_an_epoch_believed_lost_returns_all_once_its_store_is_found_alive(
     assert (pool["unallocated"], pool["suspense"]) == (995, 1)
 
 
-async def test_no_word_of_a_store_counts_against_evidence(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_evidence_of_loss_outweighs_the_claim_of_a_store(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=4))
     newer = await next_incarnation(agent)
@@ -128,7 +128,7 @@ async def test_no_word_of_a_store_counts_against_evidence(agent_harness: AgentHa
 async def test_evidence_of_loss_ends_the_epoch(
     agent_harness: AgentHarness, agent: Agent, seq: int, consumed: int, outcome: ExchangeOutcome
 ) -> None:
-    """Whatever the agent says of its store when it opens the next one."""
+    """This holds whatever the agent claims of its store when it opens the next epoch."""
     await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=4))
     assert (await agent.say(seq, lease(granted=10, consumed=consumed, units=0))).outcome is outcome
@@ -143,7 +143,7 @@ async def test_evidence_of_loss_ends_the_epoch(
     assert (await agent_harness.lease(agent))["state"] == "lost"
 
 
-async def test_evidence_of_loss_that_comes_after_the_fence(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_evidence_of_loss_counts_after_the_fence_too(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=4))
     await next_incarnation(agent, lost_data=False)

@@ -1,4 +1,4 @@
-"""A new incarnation of a store gets a new epoch, the old one is fenced, and asking twice is asking once."""
+"""A new incarnation of a store gets a new epoch, the old one is fenced, and opening is idempotent."""
 
 import asyncio
 
@@ -34,7 +34,7 @@ async def test_a_nonce_of_another_incarnation_is_refused(agent_harness: AgentHar
 
 
 async def test_two_regions_that_open_with_one_nonce_at_once(agent_harness: AgentHarness, agent: Agent) -> None:
-    """The second finds the first one's row only when it inserts its own: then it looks again."""
+    """The second call finds the first one's row only when it inserts its own, and then reads again."""
     await agent_harness.add_region("eu-west")
     sql = (
         "INSERT INTO region_epoch (region, nonce, fingerprint, lanes, opened_at) VALUES ('eu-west', $1, 'f', 4, now())"
@@ -68,8 +68,10 @@ async def test_a_new_epoch_fences_the_one_before(agent_harness: AgentHarness, ag
     assert [tuple(row) for row in lanes] == [(lane, genesis_head(agent.epoch, lane)) for lane in range(4)]
 
 
-async def test_nothing_is_granted_to_an_epoch_that_is_over(agent_harness: AgentHarness, agent: Agent) -> None:
-    """An exchange and the opening of the next epoch at once, in either order: a lease has what its region was told."""
+async def test_nothing_is_granted_to_an_ended_epoch(agent_harness: AgentHarness, agent: Agent) -> None:
+    """An exchange and the opening of the next epoch run at once, in either order: a lease equals what its region was
+    granted.
+    """
     for incarnation in range(10):
         await agent.say(1, demands=[want(waiting=1)])
         newer = Agent(agent.client, agent.region, f"life {incarnation}")
@@ -81,7 +83,7 @@ async def test_nothing_is_granted_to_an_epoch_that_is_over(agent_harness: AgentH
         agent = newer
 
 
-async def test_where_no_epoch_is_opened(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_requests_for_an_epoch_that_are_refused(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent_harness.owner.execute("UPDATE region SET status = 'down'")
     answer = await agent.open()
     assert (answer.status_code, answer.json()["type"]) == (409, "/problems/region-down")
@@ -95,7 +97,7 @@ async def alternates(agent: Agent, rival: Agent, times: int) -> None:
             assert (await each.open()).status_code == 200
 
 
-async def test_two_stores_under_one_name_are_refused_until_they_have_rested(
+async def test_two_stores_of_one_region_are_refused_until_they_have_been_silent(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     rival = Agent(agent.client, agent.region, "another incarnation")
@@ -129,7 +131,7 @@ async def test_evidence_of_a_contested_region_is_booked_and_its_epoch_is_granted
     assert leased(await rival.say(1, demands=[want(waiting=10)])).granted > 0
 
 
-async def test_what_was_opened_is_given_again_though_the_region_is_contested(agent: Agent) -> None:
+async def test_an_open_epoch_is_returned_again_even_if_the_region_is_contested(agent: Agent) -> None:
     rival = Agent(agent.client, agent.region, "another incarnation")
     await agent.open(NONCE)
     known = agent.epoch
@@ -139,8 +141,8 @@ async def test_what_was_opened_is_given_again_though_the_region_is_contested(age
     assert (await agent.open(NONCE)).json()["epoch"] == known
 
 
-async def test_failing_over_again_and_again_is_no_contest(agent_harness: AgentHarness, agent: Agent) -> None:
-    """To another incarnation each time, and now and then back; nor is one incarnation that begins again and again."""
+async def test_repeated_failover_is_no_contest(agent_harness: AgentHarness, agent: Agent) -> None:
+    """The store fails over to another incarnation each time, sometimes back, or restarts as one incarnation."""
     for incarnation in range(MOST_OPENINGS * 3):
         other = Agent(agent.client, agent.region, f"life {incarnation % (2 * MOST_OPENINGS)}")
         for each in (other, agent):
@@ -162,7 +164,7 @@ async def test_a_nonce_has_a_form(agent: Agent, nonce: str) -> None:
 
 
 async def test_each_cell_of_a_cluster_has_an_epoch_of_its_own(agent_harness: AgentHarness, agent: Agent) -> None:
-    """A new one ends the one before in its cell, and no other. Who counts the cells otherwise is another store."""
+    """A new epoch ends the one before in its cell only. A store with another number of cells is another store."""
     turns = [
         (("a", 0, 3), "a"),
         (("a", 1, 3), "aa"),
@@ -190,7 +192,7 @@ async def test_a_cell_that_is_not_among_those_it_names_is_refused(agent_harness:
 
 
 async def test_the_cells_that_one_store_opens_are_no_contest(agent_harness: AgentHarness, agent: Agent) -> None:
-    """A Cluster opens as many epochs at once as it has cells, of few lives."""
+    """A Cluster opens as many epochs at once as it has cells, of few incarnations."""
     for cell in range(3 * MOST_OPENINGS):
         agent.fingerprint = f"shard {cell % 3}"
         assert (await agent.open(cell=cell, cells=3 * MOST_OPENINGS)).status_code == 200

@@ -1,4 +1,4 @@
-"""A ledger that was put back to an older state: it is shown so, grants stop, and people let the lane go on."""
+"""A ledger that was restored to an older state is recognized, grants stop, and people resume the lane."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ async def back_up(agent_harness: AgentHarness) -> None:
 
 
 async def put_back(agent_harness: AgentHarness) -> None:
-    """As if Postgres had been restored below the coordinator: nothing of what came later is known."""
+    """Restore Postgres below the coordinator: everything later is lost."""
     async with agent_harness.owner.transaction():
         await agent_harness.owner.execute("SET LOCAL session_replication_role = replica")
         await agent_harness.owner.execute(f"TRUNCATE {', '.join(_TABLES)} CASCADE")
@@ -79,13 +79,13 @@ async def all_is_proven(agent_harness: AgentHarness) -> None:
 
 
 async def worked(agent: Agent) -> None:
-    """Three exchanges beyond the second, with grants, usage and returns."""
+    """Make three exchanges after the second, with grants, usage and returns."""
     await agent.say(3, lease(granted=10, consumed=7, units=4), demands=[want(waiting=20)])
     await agent.say(4, lease(granted=30, consumed=15, returned=5, units=8))
     await agent.say(5, lease(granted=30, consumed=18, returned=5, units=3), demands=[want(waiting=10)])
 
 
-LAST = lease(granted=40, consumed=24, returned=7, units=6)  # what the store has frozen next
+LAST = lease(granted=40, consumed=24, returned=7, units=6)  # the store's next frozen batch
 
 
 async def offered(agent: Agent) -> ExchangeReply:
@@ -103,7 +103,7 @@ async def behind(agent_harness: AgentHarness, agent: Agent) -> Agent:
     return agent
 
 
-async def test_it_is_kept_and_seen_and_nothing_is_granted(agent_harness: AgentHarness, behind: Agent) -> None:
+async def test_the_batch_is_kept_and_shown_and_nothing_is_granted(agent_harness: AgentHarness, behind: Agent) -> None:
     for _ in range(2):
         reply = await offered(behind)
         assert (reply.outcome, reply.expected_seq, reply.leases, reply.receipt) == (ExchangeOutcome.GAP, 3, [], None)
@@ -119,9 +119,7 @@ async def test_it_is_kept_and_seen_and_nothing_is_granted(agent_harness: AgentHa
     assert await agent_harness.transfers() == [("funded", 1000), ("grant", 10), ("usage", 3)]
 
 
-async def test_people_let_the_lane_go_on_and_the_batch_keeps_its_lines(
-    agent_harness: AgentHarness, behind: Agent
-) -> None:
+async def test_people_resume_the_lane_and_the_batch_keeps_its_lines(agent_harness: AgentHarness, behind: Agent) -> None:
     await offered(behind)
     await rebased(agent_harness, behind)
     reply = await offered(behind)
@@ -139,8 +137,8 @@ async def test_people_let_the_lane_go_on_and_the_batch_keeps_its_lines(
     assert (await behind.say(7, lease(granted=45, consumed=25, returned=7, units=1))).outcome is ExchangeOutcome.APPLIED
 
 
-async def test_a_total_alone_shows_it_as_well(agent_harness: AgentHarness, agent: Agent) -> None:
-    """Only a grant was lost, whose reply had been heard."""
+async def test_a_total_alone_shows_the_loss_too(agent_harness: AgentHarness, agent: Agent) -> None:
+    """Only a grant was lost, whose reply had arrived."""
     await agent.say(1, demands=[want(waiting=10)])
     frozen = lease(granted=25, overage=2, consumed=4)
     assert (await agent.say(2, frozen)).outcome is ExchangeOutcome.LEDGER_REGRESSED
@@ -152,7 +150,7 @@ async def test_a_total_alone_shows_it_as_well(agent_harness: AgentHarness, agent
     await all_is_proven(agent_harness)
 
 
-async def test_a_lease_that_the_ledger_forgot_is_made_anew(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_a_lease_that_the_ledger_lost_is_created_again(agent_harness: AgentHarness, agent: Agent) -> None:
     await back_up(agent_harness)
     await agent.say(1, demands=[want(waiting=10)])
     await put_back(agent_harness)
@@ -163,10 +161,10 @@ async def test_a_lease_that_the_ledger_forgot_is_made_anew(agent_harness: AgentH
     await all_is_proven(agent_harness)
 
 
-async def test_what_was_given_twice_is_funded_beyond_the_limit_until_it_comes_back(
+async def test_units_granted_twice_are_funded_beyond_the_limit_until_returned(
     agent_harness: AgentHarness, behind: Agent
 ) -> None:
-    """While the ledger did not know of it, others were granted nearly all."""
+    """While the ledger lacked the grant, other regions were granted nearly all."""
     other = await agent_harness.agent("eu-west")
     granted = leased(await other.say(1, demands=[want(waiting=980)])).granted
     assert granted == 980
@@ -180,7 +178,7 @@ async def test_what_was_given_twice_is_funded_beyond_the_limit_until_it_comes_ba
     await all_is_proven(agent_harness)
 
 
-async def test_of_a_fenced_epoch_all_is_booked_and_nothing_granted(agent_harness: AgentHarness, behind: Agent) -> None:
+async def test_a_fenced_epoch_is_booked_and_granted_nothing(agent_harness: AgentHarness, behind: Agent) -> None:
     newer = Agent(behind.client, behind.region, "another incarnation")
     await newer.open()
     await offered(behind)
@@ -192,7 +190,7 @@ async def test_of_a_fenced_epoch_all_is_booked_and_nothing_granted(agent_harness
     await all_is_proven(agent_harness)
 
 
-async def test_of_a_retired_epoch_nothing_is_booked_and_its_evidence_is_kept(
+async def test_a_retired_epoch_is_not_booked_and_its_evidence_is_kept(
     agent_harness: AgentHarness, behind: Agent
 ) -> None:
     retiring = await (await agent_harness.client("alloc:write")).post(
@@ -206,7 +204,7 @@ async def test_of_a_retired_epoch_nothing_is_booked_and_its_evidence_is_kept(
     assert await agent_harness.one("SELECT count(*) FROM quarantine WHERE reason = 'epoch_retired'") == 1
 
 
-async def test_of_a_lease_in_quarantine_usage_still_waits_for_people(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_usage_of_a_quarantined_lease_still_waits_for_people(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=3, units=1))
     await agent.say(4, lease(granted=20, consumed=9, units=2))
@@ -216,7 +214,9 @@ async def test_of_a_lease_in_quarantine_usage_still_waits_for_people(agent_harne
     assert (mine["state"], mine["granted"], mine["consumed"], mine["region_consumed"]) == ("quarantined", 20, 0, 9)
 
 
-async def test_evidence_and_expiry_meanwhile_change_nothing_of_it(agent_harness: AgentHarness, behind: Agent) -> None:
+async def test_the_resolution_is_unaffected_by_evidence_and_expiry_meanwhile(
+    agent_harness: AgentHarness, behind: Agent
+) -> None:
     await offered(behind)
     resolution = await proposed(agent_harness, behind)
     agent_harness.clock.move(seconds=70)
@@ -228,7 +228,9 @@ async def test_evidence_and_expiry_meanwhile_change_nothing_of_it(agent_harness:
     await all_is_proven(agent_harness)
 
 
-async def test_it_is_approved_by_another_and_once(agent_harness: AgentHarness, behind: Agent) -> None:
+async def test_the_resolution_is_approved_by_another_person_and_once(
+    agent_harness: AgentHarness, behind: Agent
+) -> None:
     await offered(behind)
     both = await agent_harness.client("adjust:propose", "adjust:approve")
     old = (await both.post("/v1/suspense:propose", json=rebasing(behind))).json()
@@ -247,10 +249,10 @@ async def test_it_is_approved_by_another_and_once(agent_harness: AgentHarness, b
     assert [row["action"] for row in deeds] == ["resolution.proposed"] * 2 + ["resolution.approved"]
 
 
-async def test_other_numbers_are_kept_ever_more_rarely_and_what_is_offered_on_is_kept(
+async def test_new_numbers_are_kept_ever_more_rarely_and_repeated_ones_always(
     agent_harness: AgentHarness, behind: Agent
 ) -> None:
-    """Whoever speaks for the region cannot fill the table; its store is resolved all the same."""
+    """A holder of the region's token cannot fill the table, and its store is resolved all the same."""
     for seq in range(100, 120):
         assert (await behind.say(seq)).outcome is ExchangeOutcome.GAP
     assert await _kept_numbers(agent_harness) == [100, 101, 102, 103]
@@ -275,7 +277,7 @@ async def _kept_numbers(agent_harness: AgentHarness) -> list[int]:
     return [row["seq"] for row in rows]
 
 
-async def test_what_is_refused(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_invalid_resolutions_are_refused(agent_harness: AgentHarness, agent: Agent) -> None:
     client = await agent_harness.client("adjust:propose")
     cases = [
         (rebasing(agent), 409, "not_regressed"),
@@ -299,8 +301,8 @@ async def test_more_numbers_than_can_be_filled_are_refused_and_nothing_changes(
     assert await agent_harness.one("SELECT count(*) FROM report") == 0
 
 
-async def test_a_lane_that_has_come_that_far_is_not_rebased(agent_harness: AgentHarness, agent: Agent) -> None:
-    """Somebody said a number that was none; the region itself went on."""
+async def test_a_lane_that_reached_the_number_is_not_rebased(agent_harness: AgentHarness, agent: Agent) -> None:
+    """The number in evidence was wrong; the region itself continued."""
     await agent.say(2)
     resolution = await proposed(agent_harness, agent)
     await agent.say(1, demands=[want(waiting=10)])
@@ -331,7 +333,7 @@ async def test_a_resolution_is_of_a_lease_or_of_a_lane(agent_harness: AgentHarne
 
 
 async def forget_limits(agent_harness: AgentHarness, since: int) -> None:
-    """As a restore from a backup does: the database is what it was at that version."""
+    """Restore the database to its state at that version, as from a backup."""
     async with agent_harness.owner.transaction():
         await agent_harness.owner.execute("SET LOCAL session_replication_role = replica")
         await agent_harness.owner.execute("DELETE FROM limits_version WHERE version > $1", since)

@@ -1,4 +1,4 @@
-"""An epoch that goes on in another incarnation of its store, and the doubts in which it does not."""
+"""An epoch continues in another incarnation of its store, except where data loss is possible."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ async def rebind(agent: Agent, **changed: Any) -> httpx.Response:
     return await agent.client.post(f"/v1/regions/us-east/epochs/{agent.epoch}:rebind", json=body | changed)
 
 
-async def test_the_conversation_goes_on_where_it_was(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_exchanges_continue_where_they_stopped(agent_harness: AgentHarness, agent: Agent) -> None:
     for _ in range(2):
         answer = await rebind(agent)
         assert (answer.status_code, answer.json()["epoch"]) == (200, agent.epoch)
@@ -49,7 +49,7 @@ async def test_the_conversation_goes_on_where_it_was(agent_harness: AgentHarness
         ("store_behind", {"seqs": []}),
     ],
 )
-async def test_in_doubt_it_does_not_go_on(
+async def test_an_epoch_in_doubt_does_not_continue(
     agent_harness: AgentHarness, agent: Agent, refusal: str, changed: dict[str, Any]
 ) -> None:
     answer = await rebind(agent, **changed)
@@ -58,7 +58,7 @@ async def test_in_doubt_it_does_not_go_on(
     assert not await agent_harness.one("SELECT count(*) FROM audit WHERE action = 'epoch.rebound'")
 
 
-async def test_an_epoch_that_is_over_does_not_go_on(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_an_ended_epoch_does_not_continue(agent_harness: AgentHarness, agent: Agent) -> None:
     other = Agent(agent.client, "us-east", "another store")
     await other.open()
     assert (await rebind(agent)).json()["refusal"] == "epoch_over"
@@ -66,7 +66,9 @@ async def test_an_epoch_that_is_over_does_not_go_on(agent_harness: AgentHarness,
     assert behind.json()["refusal"] == "store_behind", "what speaks against its data is said first"
 
 
-async def test_a_region_that_is_down_and_a_stranger(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_a_region_that_is_down_and_an_unknown_store_are_refused(
+    agent_harness: AgentHarness, agent: Agent
+) -> None:
     await agent_harness.add_region("eu-west")
     stranger = await agent_harness.client("region:eu-west")
     path = f"/v1/regions/eu-west/epochs/{agent.epoch}:rebind"

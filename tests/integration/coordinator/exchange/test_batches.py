@@ -1,4 +1,4 @@
-"""Several calls in one transaction, and units that are pushed to whoever waits for them."""
+"""Several calls share a transaction, and returned units are pushed to regions that wait for them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ async def several(agent_harness: AgentHarness, count: int) -> list[Agent]:
 
 
 async def applied_together(agent_harness: AgentHarness, agents: Sequence[Agent], demands: LeaseDemand) -> list[Applied]:
-    """As the coordinator does it, which gathers who happens to wait."""
+    """Apply calls in one transaction, as the coordinator's batcher does."""
     calls = [
         parse_exchanges(
             agent.region,
@@ -58,7 +58,7 @@ async def test_regions_at_once_share_transactions_and_each_gets_its_own_reply(ag
     assert (await agent_harness.pool())["outstanding"] == 144
 
 
-async def test_a_lease_in_a_wrong_lane_refuses_its_exchange_and_not_its_gather(agent_harness: AgentHarness) -> None:
+async def test_a_lease_in_a_wrong_lane_refuses_only_its_exchange(agent_harness: AgentHarness) -> None:
     agents = await several(agent_harness, 6)
     bad = {"lane": (lane_of(EXPORTS, 4) + 1) % 4}
     calls = [
@@ -73,7 +73,7 @@ async def test_a_lease_in_a_wrong_lane_refuses_its_exchange_and_not_its_gather(a
     assert (first["reports"], others["reports"]) == (1, 4), "the gather failed, and its members ran singly"
 
 
-async def test_what_comes_back_is_pushed_to_who_waits_in_the_same_transaction(
+async def test_returned_units_are_pushed_to_waiting_regions_in_the_same_transaction(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     await scarce(agent_harness, 10)
@@ -88,15 +88,13 @@ async def test_what_comes_back_is_pushed_to_who_waits_in_the_same_transaction(
     )
     assert pushed is not None
     assert tuple(pushed) == (other.epoch, "eu-west", None, 4)
-    # It fetches what is its own, and is not given it twice.
+    # It fetches its units, and does not get them twice.
     fetched = leased(await other.say(2, lease(granted=0, units=0), demands=[want(waiting=4)]))
     assert (fetched.granted, fetched.refusal) == (4, None)
 
 
-async def test_of_a_limit_that_was_lowered_nothing_is_pushed_that_is_above_it(
-    agent_harness: AgentHarness, agent: Agent
-) -> None:
-    """Whoever gives back asks for nothing: the limit is looked for all the same."""
+async def test_units_above_a_lowered_limit_are_not_pushed(agent_harness: AgentHarness, agent: Agent) -> None:
+    """A region that returns units requests none, but the limit is checked all the same."""
     await scarce(agent_harness, 10)
     other = await agent_harness.agent("eu-west")
     await agent.say(1, demands=[want(waiting=10)])
@@ -108,7 +106,7 @@ async def test_of_a_limit_that_was_lowered_nothing_is_pushed_that_is_above_it(
     assert (await agent_harness.pool())["funded"] == 6
 
 
-async def test_nothing_is_pushed_to_who_does_not_wait_any_more(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_nothing_is_pushed_to_a_region_that_no_longer_waits(agent_harness: AgentHarness, agent: Agent) -> None:
     await scarce(agent_harness, 10)
     other, gone = await agent_harness.agent("eu-west"), await agent_harness.agent("ap-south")
     await agent.say(1, demands=[want(waiting=10)])
@@ -121,10 +119,10 @@ async def test_nothing_is_pushed_to_who_does_not_wait_any_more(agent_harness: Ag
     assert (await agent_harness.pool())["unallocated"] == 5
 
 
-async def test_nothing_is_pushed_to_a_lane_that_stands_because_the_ledger_lost_data(
+async def test_nothing_is_pushed_to_a_lane_that_stopped_because_the_ledger_lost_data(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    """It waited, a moment ago; and then it showed that it knows more than the ledger."""
+    """The region waited a moment ago, and then showed that it knows more than the ledger."""
     await scarce(agent_harness, 10)
     other = await agent_harness.agent("eu-west")
     await agent.say(1, demands=[want(waiting=10)])
@@ -136,7 +134,7 @@ async def test_nothing_is_pushed_to_a_lane_that_stands_because_the_ledger_lost_d
 
 
 async def test_an_epoch_that_is_being_fenced_is_not_pushed_to(agent_harness: AgentHarness, agent: Agent) -> None:
-    """And nobody waits for it: the units stay free for the next who asks."""
+    """No transaction waits for it, and the units stay free for the next request."""
     await scarce(agent_harness, 10)
     other = await agent_harness.agent("eu-west")
     await agent.say(1, demands=[want(waiting=10)])
@@ -149,8 +147,8 @@ async def test_an_epoch_that_is_being_fenced_is_not_pushed_to(agent_harness: Age
     assert (await agent_harness.pool())["unallocated"] == 5
 
 
-async def test_a_gather_is_one_transaction(agent_harness: AgentHarness) -> None:
-    """What fails in it leaves nothing of any of its calls."""
+async def test_a_batch_is_one_transaction(agent_harness: AgentHarness) -> None:
+    """A failure rolls back all of its calls."""
     agents = await several(agent_harness, 3)
     applied = await applied_together(agent_harness, agents, LeaseDemand(quota=EXPORTS, waiting=3))
     assert [leased(each.response.replies[0]).granted for each in applied] == [3, 3, 3]
@@ -158,8 +156,8 @@ async def test_a_gather_is_one_transaction(agent_harness: AgentHarness) -> None:
     assert await agent_harness.one("SELECT count(*) FROM transfer WHERE cause = 'funded'") == 1
 
 
-async def test_in_a_gather_each_shares_with_those_that_were_served_before(agent_harness: AgentHarness) -> None:
-    """By demand: the first all that it may aim at, the second a quarter of what is left, the third a sixth."""
+async def test_regions_of_a_batch_are_granted_in_turn(agent_harness: AgentHarness) -> None:
+    """By demand the first gets all of its target, the second a quarter of what is left, the third a sixth."""
     await scarce(agent_harness, 100)
     agents = await several(agent_harness, 3)
     applied = await applied_together(agent_harness, agents, LeaseDemand(quota=EXPORTS, demand_milli=40_000))

@@ -1,4 +1,4 @@
-"""What one region's token may make a coordinator keep or look at in a minute; other regions do not notice."""
+"""One region's token can make a coordinator store and read only so much a minute, and other regions do not notice."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -57,7 +57,7 @@ async def agent_harness(database: str) -> AsyncIterator[AgentHarness]:
 
 
 def tenants(agent: Agent, count: int, first: int = 0) -> list[str]:
-    """Quota keys of new tenants, all of one lane."""
+    """Return quota keys of new tenants, all of one lane."""
     keys = (f"exports:tenant=t{number}" for number in range(first, first + 100 * count))
     return [key for key in keys if lane_of(key, agent.lanes) == lane_of(EXPORTS, agent.lanes)][:count]
 
@@ -163,7 +163,7 @@ async def test_batches_with_a_gap_are_kept_within_the_bytes(agent_harness: Agent
 
 
 async def test_a_want_of_more_than_the_limit_counts_as_the_limit(agent_harness: AgentHarness, agent: Agent) -> None:
-    """So that demand that no limit could serve does not outweigh what others really need."""
+    """Otherwise impossible demand would outweigh the demand of others."""
     honest = await agent_harness.agent("eu-west")
     await honest.say(1, demands=[want(demand_milli=1_000_000)])
     leased(await agent.say(1, demands=[want(demand_milli=2**53 - 1)]))

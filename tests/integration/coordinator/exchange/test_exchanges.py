@@ -1,4 +1,4 @@
-"""One numbered exchange, once: every outcome, and what it leaves in the ledger."""
+"""A numbered exchange is applied once, with every outcome and its effect on the ledger."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def granted(agent: Agent, units: int) -> None:
-    """The first exchange: so many units, which fits into one grant as somebody waits for them."""
+    """Make the first exchange, of so many units, which fit into one grant because requests wait."""
     assert leased(await agent.say(1, demands=[want(waiting=units)])).granted == units
 
 
@@ -56,7 +56,7 @@ async def test_usage_is_booked_with_its_message(agent_harness: AgentHarness, age
 
 @pytest.mark.parametrize("others", [0, FEW_TRANSFERS])
 async def test_usage_is_kept_letter_by_letter(agent_harness: AgentHarness, agent: Agent, others: int) -> None:
-    """Whatever separates one column, or one row, from the next on its way in: which is another one for many."""
+    """The separators of columns and rows survive on their way in; they differ between formats."""
     dimensions = {"tenant": "acme", "policy": 'a\tb\nc\rd\\e\\.f\\N"g/ü\x7f', "path": "\\", "none": "\\N"}
     line = {"minute": minute_of(NOON), "dimensions": dimensions, "units": 3}
     plain = [line | {"dimensions": {"policy": "a"}, "units": 1}] * others
@@ -115,7 +115,7 @@ async def test_numbers_out_of_order(agent_harness: AgentHarness, agent: Agent) -
 async def test_lost_data_stops_a_lane(
     agent_harness: AgentHarness, agent: Agent, frozen: dict[str, object], outcome: ExchangeOutcome
 ) -> None:
-    """A total below the ledger's: the store forgot. A grant that the ledger does not know: the ledger did."""
+    """A total below the ledger's means that the store lost data, and an unknown grant that the ledger did."""
     agent.lanes = 1  # one lane for all quotas
     await agent_harness.owner.execute("UPDATE region_epoch SET lanes = 1")
     await granted(agent, 10)
@@ -127,7 +127,9 @@ async def test_lost_data_stops_a_lane(
     assert await agent_harness.one("SELECT last_seq FROM lane WHERE epoch = $1 AND lane = 0", agent.epoch) == 2
 
 
-async def test_what_was_never_issued_to_the_region(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_an_epoch_that_was_never_issued_to_the_region_is_refused(
+    agent_harness: AgentHarness, agent: Agent
+) -> None:
     other = await agent_harness.agent("eu-west")
     agent.epoch, own = other.epoch, agent.epoch
     assert (await agent.say(1, demands=[want(waiting=5)])).outcome is ExchangeOutcome.UNKNOWN_EPOCH
@@ -138,7 +140,7 @@ async def test_what_was_never_issued_to_the_region(agent_harness: AgentHarness, 
     assert await agent_harness.one("SELECT count(*) FROM report") == 0
 
 
-async def test_a_retired_epoch_is_over(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_exchanges_of_a_retired_epoch_are_refused(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent_harness.owner.execute(
         "UPDATE region_epoch SET state = 'retired', retired_at = now(), retired_by = gen_random_uuid(),"
         " retired_because = 'a test'"
@@ -146,7 +148,7 @@ async def test_a_retired_epoch_is_over(agent_harness: AgentHarness, agent: Agent
     assert (await agent.say(1)).outcome is ExchangeOutcome.RETIRED
 
 
-async def test_one_bad_lease_holds_up_nothing_else(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_one_bad_lease_delays_nothing_else(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent_harness.owner.execute("UPDATE region_epoch SET lanes = 1")
     agent.lanes = 1
     globex = "exports:tenant=globex"
@@ -167,21 +169,19 @@ async def test_one_bad_lease_holds_up_nothing_else(agent_harness: AgentHarness, 
     assert tuple(kept or ()) == ("lines_disagree", "7")
 
 
-async def test_what_was_done_without_a_lease_may_be_bad_as_well(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_a_bad_report_without_a_lease_is_quarantined_too(agent_harness: AgentHarness, agent: Agent) -> None:
     assert (await agent.say(1, lease(consumed=7, units=6))).outcome is ExchangeOutcome.APPLIED
     assert (await agent_harness.lease(agent))["state"] == "quarantined"
     assert (await agent.say(2)).outcome is ExchangeOutcome.APPLIED
 
 
-async def test_what_was_done_beyond_the_lease_is_covered_and_then_overage(
-    agent_harness: AgentHarness, agent: Agent
-) -> None:
+async def test_usage_beyond_the_lease_is_covered_and_then_overage(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent_harness.limit([{"name": "exports", "kind": "allowance", "limit": 12, "period": "month"}])
     await granted(agent, 10)
     reply = await agent.say(2, lease(granted=10, consumed=15))
     assert (leased(reply).granted, leased(reply).overage) == (12, 3)
     moved = [("funded", 12), ("grant", 10), ("covering", 2), ("overage", 3)]
-    # What is beyond the limit is a line of its own.
+    # Usage beyond the limit is a line of its own.
     assert await agent_harness.transfers() == [*moved, ("usage", 12), ("usage", 3)]
 
 
@@ -190,14 +190,14 @@ async def test_returned_units_may_go_to_others_at_once(agent_harness: AgentHarne
     other = await agent_harness.agent("eu-west")
     await granted(agent, 10)
     waits = await other.say(1, demands=[want(waiting=4)])
-    assert (leased(waits).granted, leased(waits).refusal) == (0, None)  # others hold some: there is hope
+    assert (leased(waits).granted, leased(waits).refusal) == (0, None)  # other regions hold units that may be returned
     await agent.say(2, lease(granted=10, consumed=3, returned=7))
     served = await other.say(2, lease(), demands=[want(waiting=4)])
     assert (leased(served).granted, leased(served).unallocated) == (4, 3)
 
 
 async def test_lanes_of_a_call_are_judged_one_by_one(agent_harness: AgentHarness, agent: Agent) -> None:
-    """One is refused, the other is booked: in one transaction."""
+    """One lane is refused and the other booked, in one transaction."""
     good, gap = agent.frozen(1), agent.frozen(7, quota=MAILS)
     response = await agent.call(exchange(good, [want(waiting=5)]), exchange(gap))
     assert [reply.outcome for reply in response.replies] == [ExchangeOutcome.APPLIED, ExchangeOutcome.GAP]
@@ -258,22 +258,20 @@ async def test_evidence_of_a_fenced_epoch_is_booked_and_grants_nothing(
     assert [(each.quota, each.refusal) for each in reply.refused] == [(EXPORTS, GrantRefusal.EPOCH_FENCED)]
     assert (leased(reply).expires_in_ms, leased(reply).final) == (0, True)
     kept = await agent_harness.lease(agent)
-    # The returns may have been spent in the life that was lost: they stay where they are.
+    # The returned units may have been spent in the lost incarnation, so they stay where they are.
     assert (kept["consumed"], kept["returned"], kept["outstanding"]) == (4, 0, 6)
     agent.epoch = new
     assert leased(await agent.say(1, demands=[want(waiting=5)])).granted == 5
 
 
-async def test_work_on_a_lease_that_was_never_given_is_booked_all_the_same(
-    agent_harness: AgentHarness, agent: Agent
-) -> None:
+async def test_usage_of_a_lease_that_was_never_granted_is_booked(agent_harness: AgentHarness, agent: Agent) -> None:
     reply = await agent.say(1, lease(consumed=3))
     assert reply.outcome is ExchangeOutcome.APPLIED
     assert await agent_harness.transfers() == [("overage", 3), ("usage", 3)]
     assert leased(await agent.say(2, lease(overage=3, consumed=3, units=0), demands=[want(waiting=1)])).granted == 1
 
 
-async def test_a_lease_on_which_nothing_happened_says_nothing(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_an_unused_lease_books_nothing(agent_harness: AgentHarness, agent: Agent) -> None:
     reply = await agent.say(1, lease())
     assert (reply.outcome, reply.leases) == (ExchangeOutcome.APPLIED, [])
     assert await agent_harness.one("SELECT count(*) FROM lease") == 0

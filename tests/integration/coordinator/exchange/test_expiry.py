@@ -1,4 +1,4 @@
-"""A lease that ran out: set aside by whichever coordinator comes by, once, and settled by the region's next word."""
+"""An expired lease goes to suspense, once, by any coordinator, and is settled by the region's next report."""
 
 import asyncio
 
@@ -20,11 +20,9 @@ async def expired(agent_harness: AgentHarness, at_most: int = 100) -> Expired:
         return await expire_leases(coordinator, agent_harness.clock.now(), at_most)
 
 
-async def test_what_was_not_accounted_for_is_set_aside_and_free_for_nobody(
-    agent_harness: AgentHarness, agent: Agent
-) -> None:
+async def test_unaccounted_units_go_to_suspense_and_are_not_free(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent.say(1, demands=[want(waiting=10)])
-    agent_harness.clock.move(seconds=65.9)  # the lease is over after 60 s; the margin is not
+    agent_harness.clock.move(seconds=65.9)  # the lease has expired after 60 s, but not the margin
     assert await expired(agent_harness) == Expired(0, 0, is_all=True)
     agent_harness.clock.move(seconds=0.1)
     assert await expired(agent_harness) == Expired(1, 10, is_all=True)
@@ -34,9 +32,7 @@ async def test_what_was_not_accounted_for_is_set_aside_and_free_for_nobody(
     assert await expired(agent_harness) == Expired(0, 0, is_all=True)
 
 
-async def test_any_coordinator_does_it_and_each_lease_is_set_aside_once(
-    agent_harness: AgentHarness, agent: Agent
-) -> None:
+async def test_each_lease_is_expired_once_by_any_coordinator(agent_harness: AgentHarness, agent: Agent) -> None:
     for seq in range(1, 4):
         other = await agent_harness.agent(f"r-{seq}")
         await other.say(1, demands=[want(waiting=10)])
@@ -48,9 +44,7 @@ async def test_any_coordinator_does_it_and_each_lease_is_set_aside_once(
     assert (await agent_harness.pool())["suspense"] == 40
 
 
-async def test_books_that_somebody_else_is_at_are_left_for_the_next_turn(
-    agent_harness: AgentHarness, agent: Agent
-) -> None:
+async def test_locked_pools_are_left_for_the_next_run(agent_harness: AgentHarness, agent: Agent) -> None:
     agent.lanes = 1
     await agent_harness.owner.execute("UPDATE region_epoch SET lanes = 1")
     await agent_harness.owner.execute(
@@ -60,7 +54,7 @@ async def test_books_that_somebody_else_is_at_are_left_for_the_next_turn(
     agent_harness.clock.move(seconds=70)
     async with connected(agent_harness.url) as busy, busy.transaction():
         await busy.execute("SELECT FROM pool WHERE quota = $1 FOR UPDATE", EXPORTS)
-        async with asyncio.timeout(20):  # who waited here would wait for ever
+        async with asyncio.timeout(20):  # a transaction that waited here would wait for ever
             assert (await expired(agent_harness)).units == 5
     assert (await expired(agent_harness)).units == 10
 
@@ -98,7 +92,7 @@ async def test_a_grant_whose_reply_was_lost_comes_back_too(agent_harness: AgentH
     assert (again.granted, again.refusal) == (20, None)
 
 
-async def test_a_coordinator_does_it_by_itself(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_a_coordinator_expires_leases_by_itself(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent.say(1, demands=[want(waiting=10)])
     agent_harness.clock.move(seconds=70)
     settings = CoordinatorSettings(database_url=SecretStr(agent_harness.url), expire_every_ms=20, clock_limit_ms=0)
@@ -110,7 +104,7 @@ async def test_a_coordinator_does_it_by_itself(agent_harness: AgentHarness, agen
 
 
 async def test_an_expiry_and_a_report_at_once(agent_harness: AgentHarness, agent: Agent) -> None:
-    """In either order the books are right, and nothing is booked twice."""
+    """In either order the ledger is right, and nothing is booked twice."""
     await agent.say(1, demands=[want(waiting=200)])
     consumed = 0
     for seq in range(2, 12):

@@ -1,4 +1,4 @@
-"""An exchange that fails by itself is refused by itself: those of its gather and of its call are booked."""
+"""A failing exchange is refused alone: the others of its batch and of its call are booked."""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ CREATE TRIGGER fails BEFORE UPDATE ON pool FOR EACH ROW WHEN (NEW.quota = '{quot
 
 
 def quotas_of_other_lanes(agent: Agent, count: int) -> list[str]:
-    """One quota of each of so many lanes that BAD is not in."""
+    """Return one quota of each of so many lanes that BAD is not in."""
     found: dict[int, str] = {}
     for number in range(1000):
         quota = f"exports:tenant=t{number}"
@@ -74,10 +74,8 @@ async def test_one_region_whose_exchange_fails_leaves_the_other_regions(
     assert (await agent_harness.pool())["outstanding"] == 15
 
 
-async def test_a_row_that_is_held_for_long_holds_up_only_what_needs_it(
-    agent_harness: AgentHarness, agent: Agent
-) -> None:
-    """A period that takes long to close, and one region that reports late for it, among many that do not."""
+async def test_a_long_locked_row_delays_only_what_needs_it(agent_harness: AgentHarness, agent: Agent) -> None:
+    """A period takes long to close while one region reports late for it, among many that do not."""
     others = [await agent_harness.agent(f"region-{number}") for number in range(4)]
     before = lease(consumed=3) | {"period": "2026-10"}
     assert (await agent.say(1, before)).outcome is ExchangeOutcome.APPLIED

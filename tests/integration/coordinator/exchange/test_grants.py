@@ -1,4 +1,4 @@
-"""Who gets how much: limits, plans, the end of an allowance, and the end of a period."""
+"""Grants follow limits, plans, the end of an allowance, and the end of a period."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ def allowance(limit: int, name: str = "exports", period: str = "month") -> dict[
     return {"name": name, "kind": "allowance", "limit": limit, "period": period, "horizon": "10s"}
 
 
-async def test_a_lease_says_for_how_long_and_of_what(agent: Agent) -> None:
+async def test_a_lease_has_its_duration_and_its_terms(agent: Agent) -> None:
     given = leased(await agent.say(1, demands=[want(demand_milli=100_000)]))
     assert (given.granted, given.unallocated) == (100, 900)
     assert (given.starts_in_ms, given.expires_in_ms) == (0, 60_000)
@@ -46,7 +46,7 @@ async def test_a_lease_says_for_how_long_and_of_what(agent: Agent) -> None:
         (MAILS, GrantRefusal.NO_LIMIT),  # the default plan has none
     ],
 )
-async def test_a_want_that_leads_to_no_lease(
+async def test_wants_that_are_refused(
     agent_harness: AgentHarness, agent: Agent, quota: str, refusal: GrantRefusal
 ) -> None:
     reply = await agent.say(1, demands=[want(quota, waiting=1)], quota=quota)
@@ -62,7 +62,7 @@ async def test_the_plan_of_the_tenant_gives_the_limit(agent_harness: AgentHarnes
     assert leased(await agent.say(1, demands=[want(MAILS, waiting=60)], quota=MAILS), MAILS).granted == 50
 
 
-async def test_whoever_is_far_from_running_dry_gets_no_more(agent: Agent) -> None:
+async def test_a_region_far_above_its_low_water_mark_gets_no_more(agent: Agent) -> None:
     await agent.say(1, demands=[want(demand_milli=100_000)])
     again = await agent.say(2, lease(granted=100, consumed=20), demands=[want(demand_milli=100_000)])
     assert leased(again).granted == 100
@@ -77,7 +77,7 @@ async def test_a_changed_limit_is_followed(agent_harness: AgentHarness, agent: A
     assert ((await agent_harness.pool())["funded"], lowered.granted, lowered.unallocated) == (60, 40, 20)
     await agent_harness.limit([allowance(10)])
     below = leased(await agent.say(3, demands=[want(waiting=1)]))
-    # What a region holds cannot be taken; what nobody holds goes at once.
+    # Units that a region holds cannot be taken; free units leave the pool at once.
     assert ((await agent_harness.pool())["funded"], below.unallocated, below.refusal) == (40, 0, GrantRefusal.EXHAUSTED)
     await agent.say(4, lease(granted=40, consumed=1, returned=25), demands=[want()])
     assert (await agent_harness.pool())["funded"] == 15
@@ -86,7 +86,7 @@ async def test_a_changed_limit_is_followed(agent_harness: AgentHarness, agent: A
     assert ((await agent_harness.pool())["funded"], raised.unallocated) == (100, 85)
 
 
-async def test_nothing_is_left_and_nobody_holds_any(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_an_exhausted_quota_that_no_region_holds_is_refused(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent_harness.limit([allowance(5)])
     await agent.say(1, demands=[want(waiting=5)])
     spent = leased(await agent.say(2, lease(granted=5, consumed=5), demands=[want(waiting=1)]))
@@ -94,7 +94,7 @@ async def test_nothing_is_left_and_nobody_holds_any(agent_harness: AgentHarness,
 
 
 async def test_a_total_never_grows_beyond_what_a_store_can_count(agent_harness: AgentHarness, agent: Agent) -> None:
-    """Not by one grant, and not by what came back and is given again; all that there is may be spent."""
+    """Neither by one grant nor by returned units that are granted again; the whole pool may be spent."""
     await agent_harness.limit([allowance(MAX_UNITS)])
     most = leased(await agent.say(1, demands=[want(waiting=MAX_UNITS - 3)]))
     assert most.granted == MAX_UNITS - 3
@@ -131,10 +131,10 @@ async def test_regions_that_race_for_the_last_units_get_exactly_these(agent_harn
     assert (pool["unallocated"], pool["outstanding"], pool["overage"]) == (0, 50, 0)
 
 
-async def test_idle_units_are_asked_for_as_the_pool_falls_through_a_quarter(
+async def test_idle_units_are_recalled_as_the_pool_falls_through_a_quarter(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    """A region keeps what it needs for as long as half of what is left lasts for all: 100 of 200 units, at 100/s."""
+    """A region keeps what it needs while half of the rest lasts for all: 100 of 200 units, at 100/s."""
     idle, busy = await agent_harness.agent("eu-west"), await agent_harness.agent("ap-south")
     await idle.say(1, demands=[want(waiting=300)])
     await busy.say(1, demands=[want(waiting=300, demand_milli=80_000)])
@@ -145,14 +145,14 @@ async def test_idle_units_are_asked_for_as_the_pool_falls_through_a_quarter(
         assert await busy_hears.take(10) == [Signal(kind="recall", quota=EXPORTS, keep=80)]
 
 
-async def test_whoever_missed_the_recall_hears_it_in_the_reply(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_a_missed_recall_is_in_the_reply(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent_harness.limit([allowance(10)])
     other = await agent_harness.agent("eu-west")
     held = leased(await agent.say(1, demands=[want(waiting=10)]))
     await other.say(1, demands=[want(waiting=4)])
     asked = leased(await agent.say(2, lease(granted=10, consumed=1)))
     assert (held.recall_keep, asked.recall_keep) == (None, 0)
-    agent_harness.clock.move(seconds=5)  # whoever waited then does not wait any more
+    agent_harness.clock.move(seconds=5)  # no request waits any more
     assert leased(await agent.say(3, lease(granted=10, consumed=1, units=0))).recall_keep is None
 
 
@@ -183,7 +183,7 @@ async def test_a_replay_extends_nothing(agent_harness: AgentHarness, agent: Agen
     assert leased(await agent.say(3, lease(granted=10, consumed=1, units=0))).expires_in_ms == 60_000
 
 
-async def test_a_draining_region_is_told_and_gets_nothing(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_a_draining_region_is_notified_and_gets_nothing(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent.say(1, demands=[want(waiting=10)])
     await agent_harness.drain()
     response = await agent.call(exchange(agent.frozen(2, lease(granted=10, consumed=1)), [want(waiting=5)]))
@@ -195,7 +195,7 @@ async def test_a_draining_region_is_told_and_gets_nothing(agent_harness: AgentHa
 async def test_a_change_of_regions_that_was_rolled_back_is_not_remembered(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    """The version that it would have made is another change's, then."""
+    """Its version number is used by another change then."""
     documents = Documents()
     rolled_back = agent_harness.owner.transaction()
     await rolled_back.start()

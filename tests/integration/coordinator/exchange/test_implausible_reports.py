@@ -1,4 +1,4 @@
-"""Reports that their quota, its calendar or its limit cannot make possible wait for people and move no books."""
+"""Reports that contradict their quota, its calendar or its limit wait for people and move no units."""
 
 import pytest
 
@@ -105,7 +105,7 @@ async def test_a_period_of_the_calendar_near_now_is_booked_without_a_grant(
 
 
 async def test_an_hour_of_a_zone_is_no_way_to_many_tables(agent_harness: AgentHarness, agent: Agent) -> None:
-    """Any offset may stand in an id: only those that the zone's rules give are periods of the quota."""
+    """An id may have any offset, but only those of the zone's rules name periods of the quota."""
     await agent_harness.limit([HOURLY])
     before = await tables(agent_harness)
     quota = "hourly:tenant=acme"
@@ -114,7 +114,7 @@ async def test_an_hour_of_a_zone_is_no_way_to_many_tables(agent_harness: AgentHa
     assert await tables(agent_harness) == before
 
 
-async def test_what_else_the_batch_tells_is_booked(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_the_other_reports_of_the_batch_are_booked(agent_harness: AgentHarness, agent: Agent) -> None:
     granted = leased(await agent.say(1, demands=[want(waiting=10)])).granted
     reply = await agent.say(2, lease(granted=granted, consumed=7), lease(period="2031-01", consumed=9))
     assert reply.outcome is ExchangeOutcome.APPLIED
@@ -153,7 +153,7 @@ async def test_an_implausible_amount_leaves_units_for_other_regions(agent_harnes
 async def test_usage_above_the_grants_is_booked_up_to_the_ceiling(
     agent_harness: AgentHarness, agent: Agent, units: int, is_booked: bool
 ) -> None:
-    """The limit of 1000 covers the first thousand; ten times the limit and a million may be overage."""
+    """The limit of 1,000 covers the first thousand; ten times the limit and a million may be overage."""
     await ask(agent, 1, 1000)
     await agent.say(2, lease(granted=1000, consumed=units))
     assert (await agent_harness.pool())["consumed"] == (units if is_booked else 0)
@@ -180,8 +180,8 @@ async def test_two_epochs_of_a_region_in_one_call_share_the_ceiling(agent_harnes
     assert (await agent_harness.pool())["consumed"] == 800_000
 
 
-async def test_a_thousand_journals_of_absurd_totals_stop_nobody(agent_harness: AgentHarness, agent: Agent) -> None:
-    """More than 2^63 units in all: they overflow nothing, and an honest region's report is booked."""
+async def test_a_thousand_journals_of_absurd_totals_stop_no_region(agent_harness: AgentHarness, agent: Agent) -> None:
+    """More than 2^63 units in all overflow nothing, and an honest region's report is booked."""
     for _ in range(40):
         agent_harness.clock.move(seconds=10)
         batches = []
@@ -208,7 +208,7 @@ async def test_a_late_report_has_the_same_ceiling(agent_harness: AgentHarness, a
     assert [reason for *_, reason in await kept(agent_harness)] == ["implausible"]
 
 
-# --- what people make of it -------------------------------------------------------------------------------------------
+# --- resolutions ------------------------------------------------------------------------------------------------------
 
 
 async def open_rows(agent_harness: AgentHarness) -> list[bool]:
@@ -232,7 +232,7 @@ async def test_people_dismiss_an_implausible_amount(agent_harness: AgentHarness,
     assert (await agent_harness.pool())["consumed"] == 0
 
 
-async def test_people_may_believe_an_implausible_amount(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_people_may_accept_an_implausible_amount(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent.say(1, lease(consumed=CEILING + 5000))
     await resolved(agent_harness, agent, "unattributed")
     assert (await agent_harness.pool())["consumed"] == CEILING + 5000
@@ -266,7 +266,7 @@ async def test_other_quarantines_are_not_dismissed(agent_harness: AgentHarness, 
     assert (answer.status_code, answer.json()["refusal"]) == (409, "quarantined")
 
 
-# --- what the reconciliation says of it -------------------------------------------------------------------------------
+# --- reconciliation ---------------------------------------------------------------------------------------------------
 
 
 async def anomalies(agent_harness: AgentHarness, period: str = "2026-11") -> list[tuple[str, str, str | None, int]]:
@@ -298,7 +298,7 @@ async def test_usage_above_twice_the_limit_is_an_anomaly(agent_harness: AgentHar
     assert await anomalies(agent_harness) == [("above_limit", EXPORTS, None, 2001)]
 
 
-async def test_usage_of_a_quota_that_the_document_does_not_have_is_an_anomaly(
+async def test_usage_of_a_quota_that_is_not_in_the_document_is_an_anomaly(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     await ask(agent, 1)

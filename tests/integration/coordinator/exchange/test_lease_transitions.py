@@ -32,7 +32,7 @@ CHANGES_STATE = re.compile(r"UPDATE lease SET\s+state = (\S+?),?\s")
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("event", "statement", "arguments"), TRANSITIONS_IN_SQL)
-async def test_a_statement_changes_what_the_table_says(
+async def test_a_statement_makes_the_transitions_of_the_table(
     agent_harness: AgentHarness, agent: Agent, event: LeaseEvent, statement: str, arguments: tuple[Any, ...]
 ) -> None:
     assert agent.epoch == 1
@@ -47,7 +47,7 @@ async def test_a_statement_changes_what_the_table_says(
 
 
 def test_there_is_no_other_such_statement() -> None:
-    """All other writes carry the state that the rules decided on, which they looked up in the table."""
+    """All other statements write the state that the rules decided on by the table."""
     compared = {statement for _, statement, _ in TRANSITIONS_IN_SQL}
     source = "".join(path.read_text() for path in Path(coordinator.__file__).parent.rglob("*.py"))
     expected = ["new.state", *(CHANGES_STATE.findall(statement)[0] for statement in compared)]

@@ -1,6 +1,6 @@
-"""Each lock of the coordinator, where it alone keeps two transactions apart: without it the test fails.
+"""Each lock of the coordinator is needed: without it a test of two transactions fails.
 
-What waits is seen to wait; what must not wait has a bound.
+A test watches a transaction wait for a lock; where it must not wait, it has a bound.
 """
 
 import asyncio
@@ -76,15 +76,17 @@ def expires(agent_harness: AgentHarness) -> Step[Expired]:
 
 
 async def test_the_next_number_waits_for_the_one_before(agent_harness: AgentHarness, agent: Agent) -> None:
-    """Two coordinators on one lane: what the second one would read before is a gap."""
+    """Two coordinators work on one lane: if the second read first, it would see a gap."""
     first, second = await one_after_the_other(
         agent_harness, says(agent_harness, agent, 1), says(agent_harness, agent, 2)
     )
     assert (first.outcome, second.outcome) == (ExchangeOutcome.APPLIED, ExchangeOutcome.APPLIED)
 
 
-async def test_lanes_are_locked_in_their_order_whatever_a_call_says(agent_harness: AgentHarness, agent: Agent) -> None:
-    """Or two calls could each hold what the other waits for."""
+async def test_lanes_are_locked_in_their_order_whatever_order_a_call_has(
+    agent_harness: AgentHarness, agent: Agent
+) -> None:
+    """Otherwise two calls could each hold what the other waits for."""
     low, high = sorted((EXPORTS, MAILS), key=lambda quota: lane_of(quota, agent.lanes))
     both = says_all(agent_harness, agent, [Exchange(frozen=agent.frozen(1, quota=quota)) for quota in (high, low)])
     held, free = ("SELECT FROM lane WHERE lane = $1 FOR UPDATE" + wait for wait in ("", " NOWAIT"))
@@ -97,7 +99,9 @@ async def test_lanes_are_locked_in_their_order_whatever_a_call_says(agent_harnes
         await asyncio.wait_for(waiting, 20)
 
 
-async def test_pools_are_locked_in_their_order_whatever_a_batch_says(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_pools_are_locked_in_their_order_whatever_order_a_batch_has(
+    agent_harness: AgentHarness, agent: Agent
+) -> None:
     await agent_harness.owner.execute("UPDATE region_epoch SET lanes = 1")
     await agent_harness.owner.execute(
         "INSERT INTO subscription (tenant, plan, changed_at) VALUES ('acme', 'pro', now())"
@@ -120,10 +124,10 @@ async def test_pools_are_locked_in_their_order_whatever_a_batch_says(agent_harne
 
 
 @pytest.mark.parametrize(("ends", "state"), [(retires, "retired"), (opens, "lost")])
-async def test_a_lease_that_is_being_made_while_its_epoch_ends_ends_with_it(
+async def test_a_lease_created_while_its_epoch_ends_ends_with_it(
     agent_harness: AgentHarness, agent: Agent, ends: Makes, state: str
 ) -> None:
-    """Nobody sees it before it is committed, so the epoch has to be waited for; and never in a circle."""
+    """The lease is invisible until commit, so the epoch is locked, and never in a circle."""
     makes = says(agent_harness, agent, 1, demands=[want(waiting=10)])
     await in_the_middle(agent_harness, makes, balances._INSERT_LEASES, ends(agent_harness, agent))
     mine = await agent_harness.lease(agent)
@@ -132,7 +136,7 @@ async def test_a_lease_that_is_being_made_while_its_epoch_ends_ends_with_it(
 
 @pytest.fixture
 async def waiting(agent_harness: AgentHarness, agent: Agent) -> Agent:
-    """Another region, that waits for 5 of the units that the agent holds."""
+    """Return another region, which waits for 5 of the units that the agent holds."""
     other = await agent_harness.agent("eu-west")
     await agent.say(1, demands=[want(waiting=1000)])
     await other.say(1, demands=[want(waiting=5)])
@@ -152,10 +156,10 @@ async def test_an_epoch_stays_current_while_something_is_pushed_to_it(
     assert (theirs["granted"], theirs["state"]) == (5, "lost")
 
 
-async def test_nothing_is_pushed_to_an_epoch_that_is_being_ended_and_nobody_waits_for_it(
+async def test_nothing_is_pushed_to_an_epoch_being_ended_nor_is_it_waited_for(
     agent_harness: AgentHarness, agent: Agent, waiting: Agent
 ) -> None:
-    """It comes out of the order of locks: whoever waited here could wait in a circle."""
+    """The epoch's lock is out of order here, so waiting for it could deadlock."""
     async with connected(restricted(agent_harness.url)) as connection, connection.transaction():
         await opens(agent_harness, waiting)(connection)
         async with asyncio.timeout(20):
@@ -165,21 +169,21 @@ async def test_nothing_is_pushed_to_an_epoch_that_is_being_ended_and_nobody_wait
 
 
 @pytest.mark.parametrize("does", [opens, loses, retires, rebinds])
-async def test_what_changes_a_regions_epochs_is_done_one_after_the_other(
+async def test_changes_of_a_regions_epochs_are_serialized(
     agent_harness: AgentHarness, agent: Agent, does: Makes
 ) -> None:
-    """Each may change several of them: the region's row comes first, so none waits for another in a circle."""
+    """Each may change several of them; the region's row is locked first, so they cannot deadlock."""
     async with connected(agent_harness.url) as busy:
         async with busy.transaction():
-            await busy.execute("SELECT FROM region FOR NO KEY UPDATE")  # as they do: whoever refers to it goes on
+            await busy.execute(
+                "SELECT FROM region FOR NO KEY UPDATE"
+            )  # as they do; transactions that only refer to it continue
             waiting = asyncio.create_task(committed(agent_harness, does(agent_harness, agent)))
             await until_it_waits(agent_harness.owner, waiting)
         await asyncio.wait_for(waiting, 20)
 
 
-async def test_an_epoch_goes_on_elsewhere_only_with_all_numbers_that_are_being_booked(
-    agent_harness: AgentHarness, agent: Agent
-) -> None:
+async def test_an_epoch_is_rebound_only_after_exchanges_in_progress(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent.open(NONCE)
     await agent.say(1)
     _, answer = await one_after_the_other(agent_harness, says(agent_harness, agent, 2), rebinds(agent_harness, agent))
@@ -191,9 +195,7 @@ async def test_an_epoch_goes_on_elsewhere_only_with_all_numbers_that_are_being_b
 
 
 @pytest.mark.parametrize("table", ["region_epoch", "period", "pool"])
-async def test_what_somebody_else_holds_expires_with_the_next_turn(
-    agent_harness: AgentHarness, agent: Agent, table: str
-) -> None:
+async def test_a_locked_lease_expires_with_the_next_run(agent_harness: AgentHarness, agent: Agent, table: str) -> None:
     await agent.say(1, demands=[want(waiting=10)])
     agent_harness.clock.move(seconds=70)
     async with connected(agent_harness.url) as busy, busy.transaction():
@@ -203,8 +205,8 @@ async def test_what_somebody_else_holds_expires_with_the_next_turn(
     assert (await committed(agent_harness, expires(agent_harness))).units == 10
 
 
-async def test_a_pool_stands_still_while_something_of_it_expires(agent_harness: AgentHarness, agent: Agent) -> None:
-    """What others book of it meanwhile would be lost."""
+async def test_a_pool_is_locked_while_its_leases_expire(agent_harness: AgentHarness, agent: Agent) -> None:
+    """Otherwise concurrent postings to it would be lost."""
     other = await agent_harness.agent("eu-west")
     await agent.say(1, demands=[want(waiting=10)])
     agent_harness.clock.move(seconds=60)
@@ -219,7 +221,7 @@ async def test_a_pool_stands_still_while_something_of_it_expires(agent_harness: 
 async def test_a_quarantine_does_not_end_in_an_epoch_that_ends_meanwhile(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    """Its lease would be good again, of an epoch that is over."""
+    """Otherwise its lease would become active again in an ended epoch."""
     await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=5, returned=5, units=4))
     proposal = Proposal(agent.epoch, Key(EXPORTS, PERIOD), ResolutionKind.UNATTRIBUTED, 0, "why")
@@ -253,8 +255,8 @@ async def test_leases_that_leave_with_their_period_are_not_fenced_meanwhile(
 # --- seals ------------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_booked_while_a_seal_is_read_is_above_it(agent_harness: AgentHarness, agent: Agent) -> None:
-    """The later of two positions is there before the sealer has read a row, and the earlier one comes still later."""
+async def test_reports_booked_while_a_seal_is_read_are_above_it(agent_harness: AgentHarness, agent: Agent) -> None:
+    """The later of two positions is committed before the sealer reads, and the earlier one after it."""
     other = await agent_harness.agent("eu-west")
     async with connected(agent_harness.url) as busy, connected(restricted(agent_harness.url)) as slow:
         async with busy.transaction(), slow.transaction():
@@ -267,11 +269,11 @@ async def test_what_is_booked_while_a_seal_is_read_is_above_it(agent_harness: Ag
     assert sealed.position < earlier < later
 
 
-# --- what people change -----------------------------------------------------------------------------------------------
+# --- administration ---------------------------------------------------------------------------------------------------
 
 
-async def test_who_blocks_what_is_just_being_blocked_changes_nothing(agent_harness: AgentHarness) -> None:
-    """No agent is told twice, and the audit names who was first."""
+async def test_a_concurrent_second_block_changes_nothing(agent_harness: AgentHarness) -> None:
+    """Agents are notified once, and the audit names who was first."""
     wanted = BlockRequest(BlockField.TENANT, "acme", "leaked", None)
 
     def blocks(connection: Any) -> Any:
@@ -282,8 +284,8 @@ async def test_who_blocks_what_is_just_being_blocked_changes_nothing(agent_harne
     assert await agent_harness.one("SELECT version FROM block_version") == 1
 
 
-async def test_who_approves_what_is_just_being_approved_hears_that_it_was(agent_harness: AgentHarness) -> None:
-    """And fails nowhere half-way: the row of the adjustment is waited for before anything else."""
+async def test_a_concurrent_second_approval_is_refused(agent_harness: AgentHarness) -> None:
+    """It fails before any change, because the adjustment's row is locked first."""
     terms = Terms(Key(EXPORTS, PERIOD), AdjustmentKind.CREDIT, 100)
     wanted = ProposedAdjustment(UUID(int=1), terms, "an outage", "T-1")
     documents, now = Documents(), agent_harness.clock.now()
@@ -297,7 +299,7 @@ async def test_who_approves_what_is_just_being_approved_hears_that_it_was(agent_
     assert await agent_harness.one("SELECT credited FROM pool") == 100
 
 
-async def test_a_key_that_is_being_used_anew_is_not_forgotten_and_not_waited_for(agent_harness: AgentHarness) -> None:
+async def test_a_key_in_use_again_is_neither_deleted_nor_waited_for(agent_harness: AgentHarness) -> None:
     attempts = [Attempt(UUID(int=1), "k", b"asked", UUID(int=nth)) for nth in (1, 2)]
     await claim(agent_harness.owner, attempts[0], agent_harness.clock.now())
     agent_harness.clock.move(days=2)

@@ -1,4 +1,4 @@
-"""Who may report for a region, and what of a call is refused: each malformed item by itself, by name."""
+"""Only a region's token may report for it, and each malformed item of a call is refused alone and by name."""
 
 import json
 from typing import Any
@@ -27,8 +27,10 @@ BODY: dict[str, Any] = {"fingerprint": "f", "exchanges": []}
 
 
 @pytest.mark.parametrize("path", ["epochs", "exchanges", "signals"])
-async def test_only_the_regions_own_token_speaks_for_it(agent_harness: AgentHarness, agent: Agent, path: str) -> None:
-    """Whether the region exists makes no difference, nor what the body is."""
+async def test_only_the_regions_own_token_may_report_for_it(
+    agent_harness: AgentHarness, agent: Agent, path: str
+) -> None:
+    """The refusal depends neither on whether the region exists nor on the body."""
     method = "GET" if path == "signals" else "POST"
     for scopes, status in (((), 401), (("region:eu-west",), 403), (("admin", "quota:write"), 403)):
         client = await agent_harness.client(*scopes)
@@ -101,7 +103,7 @@ async def test_a_malformed_batch_is_refused_alone(
 
 
 @pytest.mark.parametrize("frozen", ["{", "[]", '{"epoch":1,"epoch":1}', "[" * 5000, "null", "", 5, None])
-async def test_frozen_bytes_that_are_no_batch_are_refused_in_their_place(agent: Agent, frozen: Any) -> None:
+async def test_invalid_frozen_bytes_are_refused_in_their_place(agent: Agent, frozen: Any) -> None:
     good = [exchange(agent.frozen(1)), exchange(agent.frozen(1, quota=MAILS))]
     replies = (await agent.call(good[0], {"frozen": frozen}, good[1])).replies
     assert [reply.outcome.value for reply in replies] == ["applied", "refused", "applied"]
@@ -111,7 +113,7 @@ async def test_frozen_bytes_that_are_no_batch_are_refused_in_their_place(agent: 
     assert (refused.lane, refused.seq) == (None, None)
 
 
-async def test_exchanges_that_are_no_objects_are_refused_in_their_places(agent: Agent) -> None:
+async def test_exchanges_that_are_not_objects_are_refused_in_their_places(agent: Agent) -> None:
     replies = (await agent.call(7, exchange(agent.frozen(1)), None, [], "x")).replies
     assert [reply.outcome.value for reply in replies] == ["refused", "applied", "refused", "refused", "refused"]
 
@@ -129,7 +131,7 @@ async def test_a_batch_that_is_too_large_is_refused_alone(agent: Agent) -> None:
     assert applied.outcome is ExchangeOutcome.APPLIED
 
 
-# A want that cannot be read, and what is said of it.
+# A malformed want, and its refusal.
 BAD_WANTS: list[tuple[Any, str, str]] = [
     (want("exports:tenant=" + "%2F" * 170), "exports:tenant=" + "%2F" * 170, "live.demands[1].quota"),
     (want(demand_milli=9 * 10**17), EXPORTS, "live.demands[1].demand_milli"),
@@ -163,7 +165,7 @@ def _in_the_lane_of(quota: str, agent: Agent) -> str:
 
 
 @pytest.mark.parametrize("live", [7, [], {"demands": 7}, {"demands": None}])
-async def test_what_is_booked_does_not_depend_on_what_is_wanted(agent: Agent, live: Any) -> None:
+async def test_reports_are_booked_whatever_the_wants_are(agent: Agent, live: Any) -> None:
     await agent.say(1, demands=[want(waiting=10)])
     batch = agent.frozen(2, lease(granted=10, consumed=7))
     (reply,) = (await agent.call({"frozen": batch, "live": live})).replies
@@ -187,9 +189,7 @@ async def test_the_second_exchange_of_a_lane_in_a_call_is_refused(agent_harness:
     assert await agent_harness.one("SELECT count(*) FROM report") == 1
 
 
-async def test_a_call_of_which_all_is_refused_still_hears_of_versions_and_drain(
-    agent_harness: AgentHarness, agent: Agent
-) -> None:
+async def test_a_fully_refused_call_still_gets_versions_and_drain(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent_harness.drain()
     response = await agent.call({"frozen": "{"})
     assert response.drain
@@ -206,12 +206,12 @@ async def test_repeated_names_within_one_exchange_refuse_only_that_one(agent: Ag
     assert [reply["outcome"] for reply in answer.json()["replies"]] == ["refused", "applied"]
 
 
-async def test_a_call_without_exchanges_is_none(agent: Agent) -> None:
+async def test_a_call_without_exchanges_is_refused(agent: Agent) -> None:
     answer = await agent.client.post("/v1/regions/us-east/exchanges", json=BODY)
     assert answer.json()["invalid_parameters"][0]["field"] == "exchanges"
 
 
-async def test_what_is_ahead_of_the_framework_says_what_the_framework_says(
+async def test_the_check_before_the_framework_answers_like_the_framework(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     *others, ahead = agent_harness.app.user_middleware
@@ -242,7 +242,7 @@ async def test_what_is_ahead_of_the_framework_says_what_the_framework_says(
             agent_harness.app.user_middleware[:], agent_harness.app.middleware_stack = (
                 middleware,
                 None,
-            )  # it is built anew
+            )  # it is built again
             answers.append(await agent.client.request(**asked))
         assert [_told(each) for each in answers[:1]] == [_told(each) for each in answers[1:]], question
 

@@ -1,4 +1,4 @@
-"""What regions may overdraw while they are cut off is one number over all of them, and what they did is told once."""
+"""The overdrafts of all partitioned regions share one bound, and each is reported once."""
 
 import httpx
 import pytest
@@ -37,7 +37,7 @@ async def report(region: Region, units: int, overdrawn: int) -> None:
 
 
 async def told(region: Region) -> int:
-    """What the region may overdraw, as it is said in a reply."""
+    """Return the overdraft that a reply grants the region."""
     await region.exchange(ACME, demands=[{"quota": ACME, "waiting": 1}])
     return region.overdrafts[ACME, NOVEMBER]
 
@@ -60,7 +60,7 @@ async def test_all_regions_together_may_overdraw_what_the_quota_says_to_the_unit
     assert sum(await kept(admin_harness)) == 50
 
 
-async def test_a_new_life_of_a_store_is_given_nothing_again_in_the_period(
+async def test_a_new_incarnation_gets_no_second_overdraft_in_the_period(
     admin_harness: AdminHarness, regions: list[Region]
 ) -> None:
     assert await told(regions[0]) == 17
@@ -73,7 +73,7 @@ async def test_a_new_life_of_a_store_is_given_nothing_again_in_the_period(
 async def test_a_changed_weight_takes_nothing_back_and_gives_only_what_is_free(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, regions: list[Region]
 ) -> None:
-    """Whoever is cut off now does not hear of it."""
+    """A region that is partitioned now does not learn of it."""
     first, second, third = regions
     assert [await told(first), await told(second)] == [17, 17]
     changed = await admin.post("/v1/regions", json={"name": first.name, "status": "down"})
@@ -83,7 +83,7 @@ async def test_a_changed_weight_takes_nothing_back_and_gives_only_what_is_free(
     assert sum(await kept(admin_harness)) == 50
 
 
-async def test_a_cap_that_is_hard_again_is_heard_by_whoever_is_heard(
+async def test_a_cap_that_becomes_hard_reaches_connected_regions(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, regions: list[Region]
 ) -> None:
     assert await told(regions[0]) == 17
@@ -92,10 +92,10 @@ async def test_a_cap_that_is_hard_again_is_heard_by_whoever_is_heard(
     assert await kept(admin_harness) == [17], "it was told, and is kept"
 
 
-async def test_what_was_overdrawn_is_covered_first_and_the_rest_is_overage(
+async def test_an_overdraft_is_covered_first_and_the_rest_is_overage(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, regions: list[Region]
 ) -> None:
-    """Ten beyond its lease while units were left, then ten when none were: the same bytes again book nothing more."""
+    """Ten units beyond its lease while units were left, then ten when none were; a replay books nothing more."""
     first, second, _ = regions
     has = await lease(first, 100)
     await report(first, has + 10, 10)
@@ -117,7 +117,7 @@ async def test_what_was_overdrawn_is_covered_first_and_the_rest_is_overage(
     ]
 
 
-async def test_it_is_told_once_for_each_time_that_a_region_is_heard_again(
+async def test_an_overdraft_is_announced_once_per_return_of_a_region(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, regions: list[Region]
 ) -> None:
     body = {"url": "http://127.0.0.1:9/hook", "events": ["allowance.overdrawn"]}
@@ -129,7 +129,7 @@ async def test_it_is_told_once_for_each_time_that_a_region_is_heard_again(
     assert [row["units"] for row in rows] == ["4", "3"]
 
 
-async def test_it_is_seen_where_it_is_looked_for(
+async def test_an_overdraft_is_shown_in_allocations_and_metrics(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, regions: list[Region]
 ) -> None:
     reader = await admin_harness.caller("quota:read")

@@ -1,6 +1,6 @@
-"""Two transactions at the same moment, on real connections: the second waits, and then decides on what is true.
+"""Two transactions run at the same moment on real connections: the second waits, and then decides on current rows.
 
-One is held open before its commit, so that which of them is first is no matter of luck.
+One is held open before its commit, so the order does not depend on luck.
 """
 
 import asyncio
@@ -54,9 +54,7 @@ COPIES, CONNECTIONS = 64, 16
 # --- exchanges --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_storm_of_copies_over_many_connections_is_booked_once(
-    agent_harness: AgentHarness, agent: Agent
-) -> None:
+async def test_many_copies_over_many_connections_are_booked_once(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent.say(1, demands=[want(waiting=10)])
     step = says(agent_harness, agent, 2, lease(granted=10, consumed=7))
 
@@ -101,7 +99,7 @@ async def test_the_second_of_two_copies_waits_for_the_first(agent_harness: Agent
 
 @pytest.fixture
 async def spent(agent_harness: AgentHarness, agent: Agent) -> Step[ExchangeReply]:
-    """An agent with 10 units that has 7 to report."""
+    """Return an agent with 10 units that has 7 to report."""
     await agent.say(1, demands=[want(waiting=10)])
     return says(agent_harness, agent, 2, lease(granted=10, consumed=7))
 
@@ -115,7 +113,7 @@ async def test_evidence_that_comes_while_its_epoch_is_retired_is_kept_for_people
     assert ((await agent_harness.lease(agent))["state"], (await agent_harness.pool())["consumed"]) == ("retired", 0)
 
 
-async def test_an_epoch_that_is_retired_while_it_reports_is_retired_afterwards(
+async def test_an_epoch_retired_during_its_report_is_retired_afterwards(
     agent_harness: AgentHarness, agent: Agent, spent: Step[ExchangeReply]
 ) -> None:
     reply, _ = await one_after_the_other(agent_harness, spent, retires(agent_harness, agent))
@@ -154,7 +152,7 @@ async def test_a_lease_that_is_being_reported_is_not_set_aside(
 
 
 async def proposed(agent_harness: AgentHarness, agent: Agent) -> Step[Any]:
-    """What is in suspense is to be charged; gives the approval."""
+    """Propose to charge what is in suspense, and return the approval."""
     agent_harness.clock.move(seconds=70)
     await committed(agent_harness, lambda c: expire_leases(c, agent_harness.clock.now()))
     proposal = Proposal(agent.epoch, Key(EXPORTS, PERIOD), ResolutionKind.CHARGE, 10, "why")
@@ -180,13 +178,13 @@ async def test_a_resolution_and_a_report_at_once_end_alike_in_either_order(
 
 @pytest.fixture
 async def ended(agent_harness: AgentHarness, agent: Agent) -> None:
-    """A month that may be closed, of which the agent has used 7 units and has nothing any more."""
+    """Return a month that may be closed, of which the agent has used 7 units and holds none."""
     await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=7, returned=3))
     agent_harness.clock.time = datetime(2026, 12, 1, 6, tzinfo=UTC)
 
 
-async def test_a_close_waits_for_a_report_and_decides_on_what_that_made(
+async def test_a_close_waits_for_a_report_and_includes_it(
     agent_harness: AgentHarness, agent: Agent, ended: None
 ) -> None:
     disputed = says(agent_harness, agent, 3, lease(granted=10, consumed=9, returned=3, units=1))
@@ -201,7 +199,7 @@ async def test_a_close_waits_for_a_report_and_decides_on_what_that_made(
 async def test_a_report_that_waited_for_a_close_is_a_correction(
     agent_harness: AgentHarness, agent: Agent, ended: None, quota: str
 ) -> None:
-    """Of a pool that is there, and of one that the report would have made."""
+    """This holds for an existing pool, and for one that the report would have created."""
     late = {
         EXPORTS: says(agent_harness, agent, 3, lease(granted=10, consumed=9, returned=3, units=2)),
         MAILS: says(agent_harness, agent, 1, lease(MAILS, consumed=2), quota=MAILS),
@@ -213,10 +211,10 @@ async def test_a_report_that_waited_for_a_close_is_a_correction(
     assert await agent_harness.one("SELECT count(*) FROM transfer WHERE period = $1", PERIOD) == answer.period.transfers
 
 
-async def test_a_report_that_a_close_overtakes_makes_no_pool_in_the_closed_month(
+async def test_a_report_overtaken_by_a_close_creates_no_pool_in_the_closed_month(
     agent_harness: AgentHarness, agent: Agent, ended: None
 ) -> None:
-    """It has found the month open, and is about to make its pool."""
+    """The report found the month open, and is about to create its pool."""
     late = says(agent_harness, agent, 1, lease(MAILS, consumed=2), quota=MAILS)
     async with connected(restricted(agent_harness.url)) as closing, closing.transaction():
         close = closes(agent_harness)

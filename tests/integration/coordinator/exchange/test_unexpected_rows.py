@@ -1,4 +1,7 @@
-"""The writes say once more what was decided on. What is otherwise by then is a bug, and ends the transaction."""
+"""Every write repeats the state that was decided on.
+
+A row in another state is a bug, and rolls the transaction back.
+"""
 
 import pytest
 
@@ -16,13 +19,15 @@ pytestmark = pytest.mark.anyio
 KEY = Key(EXPORTS, PERIOD)
 
 
-async def test_a_pool_that_is_not_there(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_a_missing_pool_fails_the_write(agent_harness: AgentHarness, agent: Agent) -> None:
     with pytest.raises(UnexpectedRows):
         await write_balances(agent_harness.owner, [Pool(KEY)], [], {})
 
 
 @pytest.mark.parametrize("was", list(LeaseState))
-async def test_a_lease_in_another_state(agent_harness: AgentHarness, agent: Agent, was: LeaseState) -> None:
+async def test_a_lease_in_another_state_fails_the_write(
+    agent_harness: AgentHarness, agent: Agent, was: LeaseState
+) -> None:
     await agent.say(1, demands=[want(waiting=10)])
     lease = Lease(KEY, agent.epoch, agent.region, NOON, NOON, granted=10, outstanding=10)
     write = write_balances(agent_harness.owner, [], [lease], {(agent.epoch, KEY): was})
@@ -34,7 +39,7 @@ async def test_a_lease_in_another_state(agent_harness: AgentHarness, agent: Agen
 
 
 @pytest.mark.parametrize("seq", [1, 2, 3])
-async def test_a_lane_at_another_number(agent_harness: AgentHarness, agent: Agent, seq: int) -> None:
+async def test_a_lane_at_another_number_fails_the_write(agent_harness: AgentHarness, agent: Agent, seq: int) -> None:
     await agent.say(1, demands=[want(waiting=10)])
     report = Report(agent.region, agent.epoch, lane_of(EXPORTS, agent.lanes), seq)
     booked = [BookedReport(report, b"hash", b"head", [])]
