@@ -156,7 +156,7 @@ async def test_a_move_prints_its_plan_asks_and_is_followed(shell: Shell, east: A
 
 async def test_a_dry_run_changes_nothing_and_prints_what_is_impossible(shell: Shell, east: Agent, south: Agent) -> None:
     said = await shell.output(*MOVE, "90", "--dry-run")
-    assert "cannot: 30 of exports:tenant=acme: us-east: it does not hold them" in said
+    assert "cannot: 30 of exports:tenant=acme: us-east: The region does not hold them" in said
     assert await shell.json("rebalance", "show") == []
     refused = await shell.error("rebalance", "move", EXPORTS, "5", "--from", "ap-south", "--to", "us-east", "-y")
     assert "[spent]" in refused
@@ -167,7 +167,7 @@ async def test_weigh_sets_settings_by_name(shell: Shell, east: Agent) -> None:
     assert "weight 3" in await shell.output("allocations")
     said = await shell.output("rebalance", "weigh", EXPORTS, "ap-south.pin=-", "--dry-run")
     assert "ap-south: floor 20, ceiling 20 → nothing set" in said
-    assert "settings: the floors" in await shell.error("rebalance", "weigh", EXPORTS, "ap-south.floor=101", "-y")
+    assert "settings: The floors" in await shell.error("rebalance", "weigh", EXPORTS, "ap-south.floor=101", "-y")
     assert "write it as" in await shell.error("rebalance", "weigh", EXPORTS, "floor=101", "-y")
 
 

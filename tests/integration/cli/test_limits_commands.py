@@ -112,7 +112,7 @@ async def test_a_document_that_was_applied_meanwhile_is_not_overwritten(
         await asked.stdout.readuntil(b"Apply?")
         await shell.output("apply", "-y", "-f", "-", stdin=DOCUMENT.replace("pro: 100}", "pro: 300}"))
         _, told = await asked.communicate(b"y\n")
-    assert (asked.returncode, b"version 1 is in force; read it again" in told) == (1, True), told
+    assert (asked.returncode, b"Version 1 is in force. Read it before" in told) == (1, True), told
     assert (await shell.json("quota", "list"))[0]["limit"]["pro"] == 300
 
 
@@ -179,7 +179,7 @@ async def test_overrides_are_created_once_per_key_listed_and_deleted(shell: Shel
     await shell.output("override", "delete", first["id"])
     assert await shell.json("override", "list", "--quota", "exports") == []
     assert "FIELD=VALUE" in await shell.error("override", "create", "exports", "5", "--for", "acme", "--reason", "x")
-    assert "there is no such override" in await shell.error("override", "delete", "x")
+    assert "There is no such override" in await shell.error("override", "delete", "x")
 
 
 async def test_blocks_are_added_listed_and_removed(shell: Shell) -> None:
@@ -187,7 +187,7 @@ async def test_blocks_are_added_listed_and_removed(shell: Shell) -> None:
     assert "203.0.113.0/24" in await shell.output("block", "list")
     await shell.output("block", "remove", "ip=203.0.113.0/24")
     assert await shell.json("block", "list") == []
-    assert "there is no such block" in await shell.error("block", "remove", "ip=203.0.113.0/24")
+    assert "There is no such block" in await shell.error("block", "remove", "ip=203.0.113.0/24")
     assert "FIELD=VALUE" in await shell.error("block", "add", "acme", "--reason", "x")
 
 
