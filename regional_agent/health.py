@@ -117,9 +117,9 @@ class HealthWatch:
             yield from store_findings(cell)
             yield from self._coordinator_findings(cell)
         if self._region.admission.policies is None:
-            yield Finding("no_policies", "no policies have been heard yet")
+            yield Finding("no_policies", "no policies have arrived yet")
         if self._region.admission.blocks is None:
-            yield Finding("no_blocks", "no block list has been heard yet")
+            yield Finding("no_blocks", "no block list has arrived yet")
 
     def _coordinator_findings(self, cell: Cell) -> Iterator[Finding]:
         contact, now_ms = cell.quotas.contact, self._clock.monotonic_ms()
@@ -218,16 +218,16 @@ def worst_of(findings: Iterable[Finding]) -> HealthStatus:
     return next((each for each in _WORST_FIRST if each in severities), HealthStatus.READY)
 
 
-def merged(told: Mapping[int, Health]) -> Health:
+def merged(healths: Mapping[int, Health]) -> Health:
     """Return the health of an agent of several workers: the worst status, and each reason with its workers."""
     since: dict[tuple[str, str], datetime] = {}
     workers: dict[tuple[str, str], list[int]] = {}
-    for number, health in told.items():
+    for number, health in healths.items():
         for reason in health.reasons:
             key = reason.code, reason.text
             since[key] = min(since.get(key, reason.since), reason.since)
             workers.setdefault(key, []).append(number)
-    statuses = {health.status for health in told.values()}
+    statuses = {health.status for health in healths.values()}
     return Health(
         status=next((each for each in _WORST_FIRST if each in statuses), HealthStatus.READY),
         reasons=[

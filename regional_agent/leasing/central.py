@@ -32,7 +32,7 @@ class CentralQueue:
     gathering: Batch = field(default_factory=Batch)
     sent: list[Batch] = field(default_factory=list)  # in an exchange that is under way, or was not answered
     retrying: int = 0  # requests that may try the store, and have not done so yet
-    has_surplus: bool = False  # units that nobody takes are to go back
+    has_surplus: bool = False  # units that no request takes are to go back
 
     @property
     def has_unsent(self) -> bool:

@@ -20,7 +20,7 @@ from regional_agent.store.types import PolicyDecision
 
 
 class GrantAnswer(StrEnum):
-    """What a request that waits for units is told."""
+    """The answer to a request that waits for units."""
 
     RETRY = "retry"  # the store may have units; a request that finds none may wait again
     LAST_RETRY = "last_retry"  # the store has all the units that there will be

@@ -184,7 +184,7 @@ async def test_an_agent_that_heard_of_no_blocks_is_not_ready(world: World) -> No
     async with running(world.settings("us-east")) as agent:
         answer: httpx.Response = await agent.http.get("/readyz")
         assert answer.status_code == 503
-        assert "no block list has been heard yet" in [each["text"] for each in answer.json()["reasons"]]
+        assert "no block list has arrived yet" in [each["text"] for each in answer.json()["reasons"]]
 
 
 # --- version numbers that come again, after a restore of the database -------------------------------------------------
