@@ -135,7 +135,7 @@ async def test_nothing_is_moved_where_each_region_has_its_own(world: World) -> N
         assert answer.status_code == 422
         [fault] = answer.json()["invalid_parameters"]
         assert (fault["field"], fault["rule"]) == (field, "mode")
-        assert "each region has its own limit" in fault["reason"]
+        assert "each region has a limit of its own" in fault["reason"]
 
 
 async def test_a_ceiling_lowers_one_region_s_own_limit(world: World) -> None:
