@@ -40,10 +40,10 @@ from coordinator.clock import ComparedClock
 from coordinator.database.engine import open_database
 from coordinator.epochs.open import open_epoch
 from coordinator.exchange.parsing import parse_exchanges
-from coordinator.health.monitor import HealthWatch
+from coordinator.health.monitor import CoordinatorHealth
 from coordinator.job_failures import JobFailures
 from coordinator.limits.put_limits import put_limits
-from coordinator.metrics import Metrics
+from coordinator.metrics import CoordinatorMetrics
 from coordinator.regions.put_region import put_region
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
@@ -284,8 +284,8 @@ async def stand(port: int, seconds: float) -> AsyncIterator[Bench]:
             open_database(url, 8) as database,
         ):
             settings = CoordinatorSettings(database_url=SecretStr(url))
-            clock, metrics = ComparedClock(SystemClock(), 0), Metrics()
-            health = HealthWatch(
+            clock, metrics = ComparedClock(SystemClock(), 0), CoordinatorMetrics()
+            health = CoordinatorHealth(
                 url,
                 clock,
                 metrics,

@@ -21,7 +21,7 @@ import asyncpg
 
 from coordinator.database.engine import Database, open_database
 from coordinator.job_failures import JobFailures
-from coordinator.metrics import Metrics
+from coordinator.metrics import CoordinatorMetrics
 from protocol.clock import Clock, SystemClock
 
 FIRST_LOOK_S = 1.0  # coordinators that start together do not all look at once
@@ -48,7 +48,7 @@ class Job(NamedTuple):
 async def running(
     url: str,
     jobs: Sequence[Job],
-    metrics: Metrics,
+    metrics: CoordinatorMetrics,
     failures: JobFailures | None = None,
     clock: Clock | None = None,
 ) -> AsyncIterator[None]:
@@ -68,7 +68,7 @@ class JobScheduler:
     """Starts each job when it is due. One statement reads all jobs' rows; between two of them it sleeps."""
 
     def __init__(
-        self, jobs: Sequence[Job], database: Database, metrics: Metrics, failures: JobFailures, clock: Clock
+        self, jobs: Sequence[Job], database: Database, metrics: CoordinatorMetrics, failures: JobFailures, clock: Clock
     ) -> None:
         self._jobs = jobs
         self._database = database

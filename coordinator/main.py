@@ -17,13 +17,13 @@ from coordinator.epochs import routes as epochs_routes
 from coordinator.exchange import routes as exchange_routes
 from coordinator.exports import routes as exports_routes
 from coordinator.health import routes as health_routes
-from coordinator.health.monitor import HealthWatch
+from coordinator.health.monitor import CoordinatorHealth
 from coordinator.installation import routes as installation_routes
 from coordinator.installation.rules import addresses_of
 from coordinator.job_failures import JobFailures
 from coordinator.jobs import running
 from coordinator.limits import routes as limits_routes
-from coordinator.metrics import Metrics
+from coordinator.metrics import CoordinatorMetrics
 from coordinator.outages import ClockNotTrusted, DatabaseUnavailable
 from coordinator.overrides import routes as overrides_routes
 from coordinator.proof import routes as proof_routes
@@ -70,7 +70,7 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
     """Return the whole coordinator as an app. Its lifespan holds the connections; the server closes the hub first."""
     hub = SignalHub() if hub is None else hub  # an empty one is false
     clock = ComparedClock(clock or SystemClock(), settings.clock_limit_ms)
-    metrics, failures = Metrics(), JobFailures()
+    metrics, failures = CoordinatorMetrics(), JobFailures()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -79,7 +79,7 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
             open_database(url, settings.database_pool_size) as database,
             _listening(url, hub),
             _watching(
-                HealthWatch(
+                CoordinatorHealth(
                     url,
                     clock,
                     metrics,
@@ -124,7 +124,7 @@ async def _unavailable(request: Request, error: Exception) -> Response:
 
 
 @asynccontextmanager
-async def _watching(health: HealthWatch) -> AsyncIterator[HealthWatch]:
+async def _watching(health: CoordinatorHealth) -> AsyncIterator[CoordinatorHealth]:
     """Check once before anything is served: without a comparison of the clocks nothing is decided."""
     await health.look()
     task = asyncio.create_task(health.run())

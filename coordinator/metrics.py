@@ -19,7 +19,7 @@ _PREFIX = "leasehold_coordinator_"
 _OVERSHOOT = "Units of a rate shared by demand that a key may have had beyond its limit and burst"
 
 
-class Metrics(DeclaredMetrics):
+class CoordinatorMetrics(DeclaredMetrics):
     exchanges = counter(f"{_PREFIX}exchanges", "Exchanges by outcome.", "outcome")
     exchange_seconds = histogram(
         f"{_PREFIX}exchange_duration_seconds",

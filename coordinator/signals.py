@@ -18,7 +18,7 @@ from protocol.messages import Signal
 MAX_WAITING_SIGNALS = 256
 
 
-class Subscription:
+class SignalSubscription:
     """The queue of one reader."""
 
     def __init__(self, region: str) -> None:
@@ -52,12 +52,12 @@ class Subscription:
 
 class SignalHub:
     def __init__(self) -> None:
-        self._subscriptions: set[Subscription] = set()
+        self._subscriptions: set[SignalSubscription] = set()
         self._closed = False
 
     @contextmanager
-    def subscribe(self, region: str) -> Iterator[Subscription]:
-        subscription = Subscription(region)
+    def subscribe(self, region: str) -> Iterator[SignalSubscription]:
+        subscription = SignalSubscription(region)
         if self._closed:
             subscription.close()
         self._subscriptions.add(subscription)

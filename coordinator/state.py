@@ -16,9 +16,9 @@ from coordinator.exchange.rules.granting import LeaseTerms
 from coordinator.exchange.rules.plausibility import ClaimBounds
 from coordinator.exchange.rules.submissions import ExchangeCall
 from coordinator.exchange.transaction import Applied, apply_exchanges
-from coordinator.health.monitor import HealthWatch
+from coordinator.health.monitor import CoordinatorHealth
 from coordinator.limits.in_force import Documents
-from coordinator.metrics import Metrics
+from coordinator.metrics import CoordinatorMetrics
 from coordinator.refusals import Refusals
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
@@ -33,8 +33,8 @@ class Coordinator:
     clock: Clock
     database: Database
     hub: SignalHub
-    metrics: Metrics
-    health: HealthWatch
+    metrics: CoordinatorMetrics
+    health: CoordinatorHealth
     documents: Documents = field(default_factory=Documents)
     batcher: ExchangeBatcher = field(init=False)
     callers: Callers = field(init=False)

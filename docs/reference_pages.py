@@ -19,7 +19,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from coordinator.metrics import Metrics as CoordinatorMetrics
+from coordinator.metrics import CoordinatorMetrics
 from coordinator.settings import CoordinatorSettings
 from protocol.problems import PROBLEMS
 from regional_agent.main import create_app as create_agent

@@ -34,7 +34,7 @@ from regional_agent.admission.answers import Verdict, Window
 from regional_agent.admission.check_cache import CheckCache
 from regional_agent.admission.engine import await_verdict
 from regional_agent.admission.plan import CheckPlan
-from regional_agent.agent import Region
+from regional_agent.agent import RegionalAgent
 from regional_agent.http.refusals import REFUSALS, problem_of
 from regional_agent.http.schemas import headers_of, retry_after_header
 from regional_agent.settings import AgentSettings
@@ -51,7 +51,7 @@ class Engine(AsyncLimiter):
     """An agent without HTTP, with the methods of `AsyncClient`."""
 
     def __init__(self, settings: AgentSettings | None = None) -> None:
-        self.region = Region(settings or load_settings(AgentSettings), SystemClock())
+        self.region = RegionalAgent(settings or load_settings(AgentSettings), SystemClock())
         self._plans: CheckCache[tuple[object, ...]] = CheckCache(self.region.admission)
 
     @asynccontextmanager

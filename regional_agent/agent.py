@@ -23,12 +23,12 @@ from regional_agent.admission.rules.hold_ids import HoldSeal
 from regional_agent.cluster.cell import Cell
 from regional_agent.cluster.multi_cell import MultiCellAdmission
 from regional_agent.cluster.rules.cells import CELLS, cell_of
-from regional_agent.health import HealthWatch
+from regional_agent.health import AgentHealth
 from regional_agent.leasing.coordinator_client import CoordinatorClient
 from regional_agent.leasing.feeds import Feed
 from regional_agent.leasing.quotas import HotKey
 from regional_agent.leasing.signals import SignalListener
-from regional_agent.metrics import MAX_HOT_KEYS, Metrics
+from regional_agent.metrics import MAX_HOT_KEYS, AgentMetrics
 from regional_agent.settings import AgentSettings, journal_of
 from regional_agent.store.connection import Store, StoreConnection
 from regional_agent.store.rules.decision_timeout import DecisionTimeout
@@ -42,11 +42,11 @@ log = structlog.get_logger()
 RETRY_S = 0.2
 
 
-class Region:
+class RegionalAgent:
     def __init__(self, settings: AgentSettings, clock: Clock) -> None:
         self.settings = settings
         self._clock = clock
-        self.metrics = Metrics()
+        self.metrics = AgentMetrics()
         token = settings.coordinator_token.get_secret_value()
         self._coordinator = CoordinatorClient(settings.coordinator_url, token, settings.region)
         self.decision_timeout = DecisionTimeout(settings.decision_timeout_ms, settings.decision_timeout_max_ms)
@@ -74,7 +74,7 @@ class Region:
             clock=clock,
             state_dir=settings.state_dir,
         )
-        self.health = HealthWatch(self, clock)
+        self.health = AgentHealth(self, clock)
         for cell in self.cells:
             cell.exchange.settlement.on_versions = self._on_versions
 
@@ -110,7 +110,7 @@ class Region:
     async def running(self) -> AsyncIterator[None]:
         """Run the agent, from the first connection to the last exchange."""
         self.store.keep()
-        parts: list[Part] = [self._signals, self._policies, self._blocks, self.health]
+        parts: list[BackgroundLoop] = [self._signals, self._policies, self._blocks, self.health]
         for cell in self.cells:
             parts += (cell.epochs, cell.exchange_loop, cell.share_loop, StoreWatch(cell.store, cell.breaker))
         loops = [asyncio.create_task(_forever(part), name=type(part).__name__) for part in parts]
@@ -191,7 +191,7 @@ class Region:
 _WORST = (BreakerState.CLOSED, BreakerState.HALF_OPEN, BreakerState.OPEN)
 
 
-def _journal(settings: AgentSettings, cell: int | None, clock: Clock, metrics: Metrics) -> Journal:
+def _journal(settings: AgentSettings, cell: int | None, clock: Clock, metrics: AgentMetrics) -> Journal:
     """Return the outage journal of a cell. Each is booked when its own cell decides again."""
     path = journal_of(settings)
     if path is not None and cell is not None:
@@ -201,12 +201,12 @@ def _journal(settings: AgentSettings, cell: int | None, clock: Clock, metrics: M
     return Journal(disk, clock, metrics.journal, **limits)
 
 
-class Part(Protocol):
+class BackgroundLoop(Protocol):
     async def run(self) -> None:
         """Run until cancelled."""
 
 
-async def _forever(part: Part) -> None:
+async def _forever(part: BackgroundLoop) -> None:
     """Run a loop, and start it again after an unexpected error."""
     while True:
         try:

@@ -22,7 +22,7 @@ from regional_agent.store.connection import StoreError, StoreUnavailable
 from web.health import Health, HealthReason, HealthStatus
 
 if TYPE_CHECKING:
-    from regional_agent.agent import Region
+    from regional_agent.agent import RegionalAgent
 
 log = structlog.get_logger()
 
@@ -35,19 +35,19 @@ MOST_LEASES = 100  # that are checked while the region is cut off
 _WORST_FIRST = (HealthStatus.NOT_READY, HealthStatus.DEGRADED)
 
 
-class Finding(NamedTuple):
+class AgentFinding(NamedTuple):
     code: str
     text: str
     severity: HealthStatus = HealthStatus.NOT_READY
 
 
-def _degrading(code: str, text: str) -> Finding:
-    return Finding(code, text, HealthStatus.DEGRADED)
+def _degrading(code: str, text: str) -> AgentFinding:
+    return AgentFinding(code, text, HealthStatus.DEGRADED)
 
 
-_NO_EPOCH: Mapping[str, Finding] = {
-    EpochRefusal.REGION_DOWN: Finding("region_down", "the region has no epoch: its status is down"),
-    EpochRefusal.TWO_STORES: Finding(
+_NO_EPOCH: Mapping[str, AgentFinding] = {
+    EpochRefusal.REGION_DOWN: AgentFinding("region_down", "the region has no epoch: its status is down"),
+    EpochRefusal.TWO_STORES: AgentFinding(
         "two_stores", "the region has no epoch: two stores answer under its name; see docs/guides/operations.md"
     ),
 }
@@ -65,7 +65,7 @@ class HealthMetrics:
             registry=registry,
         )
 
-    def show(self, findings: Iterable[Finding]) -> None:
+    def show(self, findings: Iterable[AgentFinding]) -> None:
         findings = list(findings)
         self._ready.set(worst_of(findings) is not HealthStatus.NOT_READY)
         self._reasons.clear()
@@ -73,10 +73,10 @@ class HealthMetrics:
             self._reasons.labels(each.code, each.severity.value).set(1)
 
 
-class HealthWatch:
+class AgentHealth:
     """Checks the agent's parts twice a second, and on each request for its health."""
 
-    def __init__(self, region: "Region", clock: Clock) -> None:
+    def __init__(self, region: "RegionalAgent", clock: Clock) -> None:
         self._region = region
         self._clock = clock
         self._metrics = HealthMetrics(region.metrics.registry)
@@ -107,24 +107,24 @@ class HealthWatch:
     def measure(self) -> None:
         self._metrics.show(self.findings())
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[AgentFinding]:
         return list(dict.fromkeys(self._found()))
 
-    def _found(self) -> Iterator[Finding]:
+    def _found(self) -> Iterator[AgentFinding]:
         if self.is_shutting_down:
-            yield Finding("shutting_down", "the agent is shutting down")
+            yield AgentFinding("shutting_down", "the agent is shutting down")
         for cell in self._region.cells:
             yield from store_findings(cell)
             yield from self._coordinator_findings(cell)
         if self._region.admission.policies is None:
-            yield Finding("no_policies", "no policies have arrived yet")
+            yield AgentFinding("no_policies", "no policies have arrived yet")
         if self._region.admission.blocks is None:
-            yield Finding("no_blocks", "no block list has arrived yet")
+            yield AgentFinding("no_blocks", "no block list has arrived yet")
 
-    def _coordinator_findings(self, cell: Cell) -> Iterator[Finding]:
+    def _coordinator_findings(self, cell: Cell) -> Iterator[AgentFinding]:
         contact, now_ms = cell.quotas.contact, self._clock.monotonic_ms()
         if contact.is_draining:
-            yield Finding("region_drained", "the region is drained or down: its leases have been returned")
+            yield AgentFinding("region_drained", "the region is drained or down: its leases have been returned")
         if cell.count_set_aside():
             yield _degrading("items_set_aside", "the coordinator refused items, which are set aside; see /v1/status")
         if not contact.is_lost(now_ms):
@@ -133,9 +133,9 @@ class HealthWatch:
         if contact.is_refused:
             text = f"the coordinator refuses this region's exchanges: {contact.reason}"
             is_long = contact.failing_ms(now_ms) >= REFUSED_FOR_MS or headroom.is_exhausted
-            yield Finding("exchanges_refused", text) if is_long else _degrading("exchanges_refused", text)
+            yield AgentFinding("exchanges_refused", text) if is_long else _degrading("exchanges_refused", text)
         elif headroom.is_exhausted:
-            yield Finding(
+            yield AgentFinding(
                 "leases_exhausted", "the region is cut off from the coordinator, and its leases are spent or expired"
             )
         else:
@@ -181,39 +181,39 @@ async def _headroom(cell: Cell) -> Headroom:
     return headroom_of((fields, mono_us) for fields in leases)
 
 
-def store_findings(cell: Cell) -> Iterator[Finding]:
+def store_findings(cell: Cell) -> Iterator[AgentFinding]:
     """Yield what is wrong with the cell's store, epoch, lanes and journal."""
     store, epochs = cell.store, cell.epochs
     if not store.connected:
-        yield Finding("store_unreachable", store.fault)
+        yield AgentFinding("store_unreachable", store.fault)
     elif store.eviction_policy != "noeviction":
         text = (
             f"allowances are not admitted: the store's maxmemory-policy is {store.eviction_policy} and not noeviction"
         )
-        yield Finding("store_evicts", text)
+        yield AgentFinding("store_evicts", text)
     elif cell.breaker.state is not BreakerState.CLOSED:
-        yield Finding("store_failing", f"the store does not decide: {cell.breaker.reason}")
+        yield AgentFinding("store_failing", f"the store does not decide: {cell.breaker.reason}")
     if epochs.current is None:
         of = "" if cell.number is None else f" for cell {cell.number} of its Cluster"
-        yield _NO_EPOCH.get(epochs.refused, Finding("no_epoch", f"the region has no epoch{of}"))
+        yield _NO_EPOCH.get(epochs.refused, AgentFinding("no_epoch", f"the region has no epoch{of}"))
     else:
         yield from _lane_findings(cell, epochs.current.epoch, epochs.current.lanes)
     if cell.journal.fault is not None:
-        yield Finding("journal_failing", f"allowances fail closed: {cell.journal.fault}")
+        yield AgentFinding("journal_failing", f"allowances fail closed: {cell.journal.fault}")
     if cell.journal.foreign:
         text = f"{len(cell.journal.foreign)} journals of another region or installation lie in this one's directory"
         yield _degrading("journal_foreign", text)
 
 
-def _lane_findings(cell: Cell, epoch: int, lanes: int) -> Iterator[Finding]:
+def _lane_findings(cell: Cell, epoch: int, lanes: int) -> Iterator[AgentFinding]:
     stopped = sum(each == epoch for each, _ in cell.exchange_loop.stopped_lanes)
     if stopped == 0:
         return
     text = f"a lane has stopped; see /v1/status ({stopped} of {lanes})"
-    yield Finding("lanes_stopped", text) if stopped >= lanes else _degrading("lanes_stopped", text)
+    yield AgentFinding("lanes_stopped", text) if stopped >= lanes else _degrading("lanes_stopped", text)
 
 
-def worst_of(findings: Iterable[Finding]) -> HealthStatus:
+def worst_of(findings: Iterable[AgentFinding]) -> HealthStatus:
     severities = {each.severity for each in findings}
     return next((each for each in _WORST_FIRST if each in severities), HealthStatus.READY)
 
@@ -237,7 +237,7 @@ def merged(healths: Mapping[int, Health]) -> Health:
     )
 
 
-async def able_to_enforce(watch: HealthWatch, patience_s: float) -> None:
+async def able_to_enforce(watch: AgentHealth, patience_s: float) -> None:
     """Wait until the agent can enforce, for `patience_s` at most."""
     with suppress(TimeoutError):
         async with asyncio.timeout(patience_s):

@@ -10,7 +10,7 @@ import uvloop
 from fastapi import FastAPI
 
 from protocol.clock import Clock, SystemClock
-from regional_agent.agent import Region
+from regional_agent.agent import RegionalAgent
 from regional_agent.http import routes as http_routes
 from regional_agent.http.callers import CallerRules
 from regional_agent.http.fast_path import FastPath, fast_protocol
@@ -28,7 +28,7 @@ from web.supervisor import Beat, supervise
 
 
 def create_app(settings: AgentSettings, clock: Clock | None = None, worker: Worker | None = None) -> FastAPI:
-    region = Region(settings, clock or SystemClock())
+    region = RegionalAgent(settings, clock or SystemClock())
     workers = Workers(region, worker)
 
     @asynccontextmanager

@@ -144,7 +144,7 @@ class RefusalMetrics(DeclaredMetrics):
     )
 
 
-class Metrics(DeclaredMetrics):
+class AgentMetrics(DeclaredMetrics):
     degraded = counter(
         "leasehold_outage_fallback_checks",
         "Checks answered without the store, by policy and on_store_failure mode.",

@@ -8,7 +8,7 @@ from msgspec import Struct
 from protocol.circuit_breaker import BreakerState
 from protocol.limits.rates import Rate
 from protocol.units import Units
-from regional_agent.agent import Region
+from regional_agent.agent import RegionalAgent
 from regional_agent.cluster.cell import Cell
 from regional_agent.shared_limits.shared_limit import SLOT_MICRO
 from regional_agent.store.connection import StoreError, StoreUnavailable
@@ -129,7 +129,7 @@ class _Stored(Struct, frozen=True, kw_only=True):
     incomplete: str | None = None
 
 
-async def status_of(region: Region, health: Health) -> Status:
+async def status_of(region: RegionalAgent, health: Health) -> Status:
     incarnations = [cell.epochs.current for cell in region.cells]
     stored = await _stored_in_time(region)
     return Status(
@@ -158,13 +158,13 @@ async def status_of(region: Region, health: Health) -> Status:
     )
 
 
-def _store_latency(region: Region) -> StoreLatencyStatus:
+def _store_latency(region: RegionalAgent) -> StoreLatencyStatus:
     timeout = region.decision_timeout
     median_us, p99_us = (int(timeout.quantile_s(percent) * 1_000_000) for percent in (50, 99))
     return StoreLatencyStatus(median_us=median_us, p99_us=p99_us, timeout_us=int(timeout.seconds * 1_000_000))
 
 
-def _stopped_lanes(region: Region) -> dict[str, str]:
+def _stopped_lanes(region: RegionalAgent) -> dict[str, str]:
     return {
         f"{epoch}/{lane}": outcome.value
         for cell in region.cells
@@ -172,7 +172,7 @@ def _stopped_lanes(region: Region) -> dict[str, str]:
     }
 
 
-async def _stored_in_time(region: Region) -> _Stored:
+async def _stored_in_time(region: RegionalAgent) -> _Stored:
     """Read leases and slots, or return why they are missing: a store that hangs must not hide the rest."""
     if region.breaker() is not BreakerState.CLOSED:
         return _Stored(incomplete="the store's circuit breaker is not closed: its leases and slots are not read")
@@ -185,7 +185,7 @@ async def _stored_in_time(region: Region) -> _Stored:
         return _Stored(incomplete=str(error))
 
 
-async def _stored(region: Region) -> _Stored:
+async def _stored(region: RegionalAgent) -> _Stored:
     leased = [pair for cell in region.cells for pair in await _quotas(cell, cell.scripts.leased_quotas)]
     quotas_with_slots = [pair for cell in region.cells for pair in await _quotas(cell, cell.scripts.quotas_with_slots)]
     leases = await asyncio.gather(*(_lease(*pair) for pair in leased[:MOST_LEASES]))
@@ -198,14 +198,14 @@ async def _stored(region: Region) -> _Stored:
     )
 
 
-def _refusals(region: Region) -> list[str]:
+def _refusals(region: RegionalAgent) -> list[str]:
     """Return faults of single lanes and quotas, in spite of which the agent is ready."""
     found = [refusal for cell in region.cells for refusal in cell.refusals()]
     more = [f"{len(found) - MOST_REFUSALS} more refusals"] if len(found) > MOST_REFUSALS else []
     return found[:MOST_REFUSALS] + more
 
 
-def _hot_key(region: Region, quota: str, demand_milli: int) -> HotKeyStatus:
+def _hot_key(region: RegionalAgent, quota: str, demand_milli: int) -> HotKeyStatus:
     in_slices = region.cell_of(quota).slices.units_here(quota)
     return HotKeyStatus(quota=quota, demand_milli=demand_milli, in_slices=in_slices)
 
@@ -244,7 +244,7 @@ def _slot_shares(cell: Cell) -> list[SlotShareStatus]:
     ]
 
 
-def _cells(region: Region) -> list[CellStatus]:
+def _cells(region: RegionalAgent) -> list[CellStatus]:
     """Return the cells of a Cluster, or nothing for a single store."""
     return [
         CellStatus(

@@ -24,7 +24,7 @@ from benchmarks.allocation.traces import (
     zipf,
 )
 from benchmarks.frame import Case, Figure, figure
-from coordinator.shared_limits.rules import Grant, Member, Report, Shared, fair_shares, share_out, terms_of
+from coordinator.shared_limits.rules import DemandReport, Grant, Member, Shared, fair_shares, share_out, terms_of
 from protocol.limits.rates import Sharing
 from regional_agent.shared_limits.rules import (
     CHECK_FALL_MS,
@@ -232,7 +232,7 @@ class Ours:
         rate = kept_micro(wanted, key.share.rate_micro, key.is_contended)
         key.share = key.share.lowered(rate)
         name = key.share.number_at(now_ms * 1000)
-        report = Report(key.region, wanted, name, self._in_force_micro(key), key.spent)
+        report = DemandReport(key.region, wanted, name, self._in_force_micro(key), key.spent)
 
         def answer() -> None:
             answered = share_out(self._shared, report, self._terms, self.network.now_ms)

@@ -10,7 +10,7 @@ from msgspec import Struct
 from sqlalchemy import BigInteger, Text, any_, cast, select
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from coordinator.database.compiled import Statement, compiled, parameter
+from coordinator.database.compiled import CompiledStatement, compiled, parameter
 from coordinator.database.connection import Connection
 from coordinator.database.tables import Timestamp, audit
 
@@ -54,7 +54,7 @@ _CONDITIONS = {
 
 
 @lru_cache(maxsize=64)
-def _entries(conditions: tuple[str, ...]) -> Statement:
+def _entries(conditions: tuple[str, ...]) -> CompiledStatement:
     plain = (audit.c[name] for name in ("id", "recorded_at", "actor", "action", "object", "request_id"))
     entries = select(*plain, cast(audit.c.details, Text).label("details"))
     wanted = entries.where(*(_CONDITIONS[name] for name in conditions))

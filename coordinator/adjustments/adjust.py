@@ -19,7 +19,7 @@ from coordinator.adjustments.rules import (
     AdjustmentKind,
     AdjustmentRefusal,
     AdjustmentState,
-    Terms,
+    AdjustmentTerms,
     adjust,
     booked_under,
     entry_of,
@@ -48,7 +48,7 @@ from protocol.periods import period_at, period_of
 
 class ProposedAdjustment(NamedTuple):
     id: UUID
-    terms: Terms
+    terms: AdjustmentTerms
     reason: str
     document: str
 
@@ -129,7 +129,7 @@ async def _recorded(
 async def _book(
     connection: Connection, documents: Documents, found: Adjustment, now: datetime
 ) -> Key | AdjustmentRefusal:
-    terms, entry = Terms(Key(found.quota, found.period), found.kind, found.units), entry_of(found.id)
+    terms, entry = AdjustmentTerms(Key(found.quota, found.period), found.kind, found.units), entry_of(found.id)
     pool = await _lock(connection, terms, now)
     was_grantable = pool.grantable
     is_spent = terms.kind is not AdjustmentKind.WRITE_OFF
@@ -145,7 +145,7 @@ async def _book(
     return pool.key
 
 
-async def _lock(connection: Connection, terms: Terms, now: datetime) -> Pool:
+async def _lock(connection: Connection, terms: AdjustmentTerms, now: datetime) -> Pool:
     """Lock the pool in which the adjustment is booked, and the pool that it is about, which bounds a write-off."""
     locked = await lock_pools(connection, [terms.key], [terms.key])
     key = booked_under(terms, now, is_closed=locked[terms.key].closed_at is not None)

@@ -12,7 +12,7 @@ from sqlalchemy import BigInteger, Text, any_, case, select, tuple_
 from sqlalchemy.dialects.postgresql import ARRAY, UUID
 
 from coordinator.adjustments.rules import AdjustmentKind, AdjustmentState, state_of
-from coordinator.database.compiled import Statement, compiled, constant, parameter
+from coordinator.database.compiled import CompiledStatement, compiled, constant, parameter
 from coordinator.database.connection import Connection
 from coordinator.database.tables import Timestamp, adjustment
 
@@ -86,7 +86,7 @@ _CONDITIONS = {
 
 
 @lru_cache(maxsize=8)
-def _page(conditions: tuple[str, ...]) -> Statement:
+def _page(conditions: tuple[str, ...]) -> CompiledStatement:
     after = tuple_(parameter("proposed_at", Timestamp), parameter("id", UUID))
     in_order = (adjustment.c.proposed_at, adjustment.c.id)
     return compiled(

@@ -20,7 +20,7 @@ from coordinator.adjustments.read_adjustments import (
     read_adjustment,
     read_adjustments,
 )
-from coordinator.adjustments.rules import AdjustmentKind, AdjustmentRefusal, AdjustmentState, Terms
+from coordinator.adjustments.rules import AdjustmentKind, AdjustmentRefusal, AdjustmentState, AdjustmentTerms
 from coordinator.exchange.rules.balances import Key
 from coordinator.http.pagination import PageLinks, PageQuery
 from coordinator.http.parameters import (
@@ -120,7 +120,7 @@ async def propose_adjustment(
     by, now = actor_of(request, caller), coordinator.clock.now()
     if faults := list(_faults_of(body)):
         raise refused_all(faults)
-    terms = Terms(Key(body.quota, body.period), body.kind, body.units)
+    terms = AdjustmentTerms(Key(body.quota, body.period), body.kind, body.units)
     proposed = ProposedAdjustment(id_for(request, caller), terms, body.reason, body.document)
     made = _granted(
         await coordinator.database.run(lambda c: adjust.propose_adjustment(c, coordinator.documents, proposed, by, now))

@@ -56,7 +56,7 @@ class AdjustmentRefusal(StrEnum):
     TOO_LARGE = "too_large"  # more than a store can count
 
 
-class Terms(NamedTuple):
+class AdjustmentTerms(NamedTuple):
     """What was proposed."""
 
     key: Key  # the quota key and the period that it is about
@@ -74,7 +74,7 @@ def state_of(
     return AdjustmentState.EXPIRED if now > expires_at else AdjustmentState.PROPOSED
 
 
-def booked_under(terms: Terms, now: datetime, *, is_closed: bool) -> Key:
+def booked_under(terms: AdjustmentTerms, now: datetime, *, is_closed: bool) -> Key:
     """Return the key that the units are moved under."""
     has_ended = period_of(terms.key.period).ends_at <= now
     is_over = is_closed if terms.kind is AdjustmentKind.WRITE_OFF else is_closed or has_ended
@@ -94,7 +94,7 @@ def entry_of(adjustment: UUID) -> Movement:
     return Movement(adjustment, None, None)
 
 
-def refusal_of(terms: Terms, pool: Pool, debitable: int, billed: int) -> AdjustmentRefusal | None:
+def refusal_of(terms: AdjustmentTerms, pool: Pool, debitable: int, billed: int) -> AdjustmentRefusal | None:
     """Return why the adjustment cannot be booked. `billed` is what may still be written off."""
     if terms.kind is AdjustmentKind.DEBIT and terms.units > debitable:
         return AdjustmentRefusal.MORE_THAN_UNALLOCATED
@@ -105,7 +105,7 @@ def refusal_of(terms: Terms, pool: Pool, debitable: int, billed: int) -> Adjustm
     return None
 
 
-def adjust(entry: Movement, pool: Pool, terms: Terms) -> None:
+def adjust(entry: Movement, pool: Pool, terms: AdjustmentTerms) -> None:
     """Move the units of an adjustment that was not refused."""
     src, dst, cause = _SIDES[terms.kind]
     pool.credited += _CREDITED[terms.kind] * terms.units

@@ -20,21 +20,21 @@ class Block(BlockedValue, frozen=True, kw_only=True):
     valid_until: datetime | None
 
 
-class Blocks(Struct, frozen=True, kw_only=True):
+class BlockList(Struct, frozen=True, kw_only=True):
     """All blocks in force, by field and value. Agents compare the version with theirs to notice a change."""
 
     version: int
     data: list[Block]
 
 
-async def read_blocks(connection: Connection, now: datetime) -> Blocks:
+async def read_blocks(connection: Connection, now: datetime) -> BlockList:
     """Read the version first, so that the list is never older than its version."""
     version: int = await connection.fetchval("SELECT version FROM block_version")
     rows = await connection.fetch(f"{_BLOCKS} WHERE valid_until IS NULL OR valid_until > $1 ORDER BY field, value", now)
-    return Blocks(version=version, data=[_block(row, now) for row in rows])
+    return BlockList(version=version, data=[_block(row, now) for row in rows])
 
 
-async def tagged_blocks(connection: Connection, now: datetime) -> tuple[Blocks, str]:
+async def tagged_blocks(connection: Connection, now: datetime) -> tuple[BlockList, str]:
     """Return the list with its ETag."""
     return await read_blocks(connection, now), f'"blocks-{await blocks_tag(connection)}"'
 

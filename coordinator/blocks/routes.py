@@ -9,7 +9,7 @@ from coordinator.access.auth import RequireScope, actor_of, authenticated
 from coordinator.access.authenticate import Caller
 from coordinator.access.idempotency import IdempotentRoute
 from coordinator.blocks import operations
-from coordinator.blocks.read_blocks import Block, Blocks, tagged_blocks
+from coordinator.blocks.read_blocks import Block, BlockList, tagged_blocks
 from coordinator.http.conditions import IfNoneMatch, unless_known
 from coordinator.http.parameters import Moment, Reason, Text, faults_of_end
 from coordinator.http.polling import PollQuery, is_up_to_date, wait_for_signal
@@ -45,7 +45,7 @@ async def require_reader(request: Request, coordinator: CoordinatorDep) -> Calle
 Reader = Annotated[Caller, Depends(require_reader)]
 
 
-@router.get("/v1/blocks", **described(answers={200: Blocks, 304: None}))
+@router.get("/v1/blocks", **described(answers={200: BlockList, 304: None}))
 async def list_blocks(
     request: Request,
     coordinator: CoordinatorDep,
@@ -64,7 +64,7 @@ async def list_blocks(
     return unless_known(request, reply(blocks), tag)
 
 
-async def _blocks(coordinator: Coordinator) -> tuple[Blocks, str]:
+async def _blocks(coordinator: Coordinator) -> tuple[BlockList, str]:
     """Return them with their ETag."""
     now = coordinator.clock.now()
     return await coordinator.database.run(lambda c: tagged_blocks(c, now), snapshot=True)

@@ -4,7 +4,7 @@ Compiling takes about a millisecond. So a function that composes a statement is 
 (which filters, which columns), and the values are named parameters, given when the statement runs:
 
     @lru_cache(maxsize=64)
-    def _entries(filters: tuple[str, ...]) -> Statement:
+    def _entries(filters: tuple[str, ...]) -> CompiledStatement:
         return compiled(select(audit).where(*(_CONDITIONS[name] for name in filters)))
 
     rows = await connection.fetch(*_entries(("actors",)).with_values(actors=["…"]))
@@ -18,7 +18,7 @@ from sqlalchemy.dialects.postgresql.asyncpg import dialect
 _DIALECT = dialect()  # type: ignore[no-untyped-call]
 
 
-class Statement(NamedTuple):
+class CompiledStatement(NamedTuple):
     """SQL text, and the names of its parameters $1, $2 and so on."""
 
     sql: str
@@ -29,13 +29,13 @@ class Statement(NamedTuple):
         return [self.sql, *(values[name] for name in self.names)]
 
 
-def compiled(statement: SelectBase) -> Statement:
+def compiled(statement: SelectBase) -> CompiledStatement:
     """Compile a statement. All its values must be a `parameter` or a `constant`."""
     compiled_statement = statement.compile(dialect=_DIALECT, compile_kwargs={"render_postcompile": True})
     unnamed = [name for name, value in compiled_statement.params.items() if value is not None]
     if unnamed:
         raise ValueError(f"values in a cached statement: {unnamed}")
-    return Statement(str(compiled_statement), tuple(compiled_statement.positiontup or ()))
+    return CompiledStatement(str(compiled_statement), tuple(compiled_statement.positiontup or ()))
 
 
 def parameter(name: str, type_: Any) -> BindParameter[Any]:

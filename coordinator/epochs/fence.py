@@ -11,7 +11,7 @@ from typing import NamedTuple
 from coordinator.database.connection import Connection
 
 
-class Cell(NamedTuple):
+class CellName(NamedTuple):
     """The part of a region's store that an epoch is for, one of so many."""
 
     region: str
@@ -19,7 +19,7 @@ class Cell(NamedTuple):
     cells: int
 
 
-async def fence(connection: Connection, cell: Cell, kept: int | None, now: datetime) -> None:
+async def fence(connection: Connection, cell: CellName, kept: int | None, now: datetime) -> None:
     """Fence the current epoch. No exchange grants to it any more: each holds a share of its row until it commits.
 
     `kept`: the epoch whose store is known to have kept its data. If the store lost data, that may include what it had

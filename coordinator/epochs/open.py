@@ -22,7 +22,7 @@ from datetime import datetime
 import asyncpg
 
 from coordinator.database.connection import Connection
-from coordinator.epochs.fence import Cell, fence
+from coordinator.epochs.fence import CellName, fence
 from coordinator.epochs.rules.split_brain import WINDOW, conflicting_stores
 from coordinator.proof.rules import genesis_head
 from protocol.messages import EpochOpened, OpenEpoch
@@ -41,7 +41,7 @@ async def open_epoch(
     known = await connection.fetchrow(_BY_NONCE, request.nonce)
     if known is not None:
         return await _opened_before(connection, known, region, request)
-    cell = Cell(region, request.cell, request.cells)
+    cell = CellName(region, request.cell, request.cells)
     if request.fingerprint in conflicting_stores(await _recent_openings(connection, cell, now)):
         return EpochRefusal.TWO_STORES
     if not request.journal:
@@ -56,11 +56,11 @@ async def open_epoch(
     return EpochOpened(epoch=epoch, lanes=lanes, is_whole=is_whole)
 
 
-async def _recent_openings(connection: Connection, cell: Cell, now: datetime) -> list[str]:
+async def _recent_openings(connection: Connection, cell: CellName, now: datetime) -> list[str]:
     return [row["fingerprint"] for row in await connection.fetch(_RECENT_OPENINGS, *cell, now - WINDOW)]
 
 
-async def _is_whole(connection: Connection, cell: Cell, epoch: int, request: OpenEpoch) -> bool:
+async def _is_whole(connection: Connection, cell: CellName, epoch: int, request: OpenEpoch) -> bool:
     """Tell whether the store has kept the epoch before, or there was none."""
     before = await connection.fetchval(_EPOCH_BEFORE, *cell, epoch)
     return before is None or (before == request.previous and not request.lost_data)
@@ -71,7 +71,7 @@ async def _opened_before(
 ) -> EpochOpened | EpochRefusal:
     if (known["region"], known["fingerprint"]) != (region, request.fingerprint):
         return EpochRefusal.NONCE_OF_ANOTHER_INCARNATION
-    is_whole = await _is_whole(connection, Cell(region, known["cell"], known["cells"]), known["epoch"], request)
+    is_whole = await _is_whole(connection, CellName(region, known["cell"], known["cells"]), known["epoch"], request)
     return EpochOpened(epoch=known["epoch"], lanes=known["lanes"], is_whole=is_whole)
 
 

@@ -64,7 +64,7 @@ from coordinator.exchange.statements.lanes import (
 )
 from coordinator.exchange.statements.leases import read_leases_and_version
 from coordinator.exchange.statements.pools import lock_pools, read_known_periods, read_overages, read_unseen_quotas
-from coordinator.exchange.statements.quarantine import KeptEvidence, insert_quarantine, read_kept_batches
+from coordinator.exchange.statements.quarantine import EvidenceRow, insert_quarantine, read_kept_batches
 from coordinator.limits.in_force import Documents
 from coordinator.limits.read_catalogue import confirm_catalogue, read_catalogue
 from coordinator.limits.rules.entitlement import Catalogue
@@ -211,7 +211,7 @@ async def _write(context: _Context, decided: Decided) -> Receipts:
     return {**receipts, **await read_receipts(connection, replayed_reports(decided.exchanges))}
 
 
-async def _new_regressed_batches(context: _Context, decided: Decided) -> list[KeptEvidence]:
+async def _new_regressed_batches(context: _Context, decided: Decided) -> list[EvidenceRow]:
     """Return batches that show a regressed ledger, to be kept whole, each number of a lane once.
 
     A batch is offered again and again until people have seen to it: one beyond its region's budget is kept later.
@@ -224,16 +224,16 @@ async def _new_regressed_batches(context: _Context, decided: Decided) -> list[Ke
         if is_new and context.budgets.may_keep(region, batch):
             evidence = msgspec.json.encode(batch).decode()
             place = batch.epoch, batch.lane, batch.seq
-            rows.append(KeptEvidence(*place, "", "", QuarantineReason.LEDGER_REGRESSED, evidence))
+            rows.append(EvidenceRow(*place, "", "", QuarantineReason.LEDGER_REGRESSED, evidence))
     return rows
 
 
-def _kept_evidence(context: _Context, decided: Decided) -> Iterator[KeptEvidence]:
+def _kept_evidence(context: _Context, decided: Decided) -> Iterator[EvidenceRow]:
     """Yield what is kept of the evidence that was not booked, as far as its region's budgets allow."""
     for report, *_, quarantined in decided.booked:
         for key, reason, evidence in quarantined:
             if (kept := context.budgets.kept_of(report.region, evidence)) is not None:
-                yield KeptEvidence(report.epoch, report.lane, report.seq, *key, reason, kept)
+                yield EvidenceRow(report.epoch, report.lane, report.seq, *key, reason, kept)
 
 
 def _answers(

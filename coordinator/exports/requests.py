@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import BigInteger, ColumnElement, Text, and_, func, or_, select
 
-from coordinator.database.compiled import Statement, compiled, constant, json_text, parameter
+from coordinator.database.compiled import CompiledStatement, compiled, constant, json_text, parameter
 from coordinator.database.connection import Connection
 from coordinator.database.engine import Database
 from coordinator.database.tables import pool, transfer
@@ -185,7 +185,9 @@ async def _rows(database: Database, export: Export, end: int, after: int) -> lis
     return [ExportRow(*row) for row in rows]
 
 
-async def _read(database: Database, statement: Statement, export: Export, **values: int) -> list[asyncpg.Record]:
+async def _read(
+    database: Database, statement: CompiledStatement, export: Export, **values: int
+) -> list[asyncpg.Record]:
     async def read(connection: Connection) -> list[asyncpg.Record]:
         await connection.execute(PLAN_FOR_EACH_QUESTION)
         of_export = {"period": export.period, "tenant": export.tenant}
@@ -281,12 +283,12 @@ def _is_wanted(*, of_tenant: bool) -> ColumnElement[bool]:
 
 
 @cache
-def _row_count(*, of_tenant: bool) -> Statement:
+def _row_count(*, of_tenant: bool) -> CompiledStatement:
     return compiled(select(func.count()).select_from(transfer).where(_is_wanted(of_tenant=of_tenant)))
 
 
 @cache
-def _lines(*, of_tenant: bool) -> Statement:
+def _lines(*, of_tenant: bool) -> CompiledStatement:
     """Select lines in the order of ExportRow. Only those that are returned are joined to their pools.
 
     The ids of transfers below a seal are as final as its position.

@@ -26,7 +26,7 @@ from coordinator.health.readiness import (
 )
 from coordinator.installation.operations import look_at_installation
 from coordinator.job_failures import JobFailures
-from coordinator.metrics import Metrics
+from coordinator.metrics import CoordinatorMetrics
 from migrations.revisions import is_behind
 from web.health import Health, HealthReason, HealthStatus
 
@@ -38,19 +38,19 @@ SILENT_AFTER = timedelta(minutes=1)
 _log = structlog.get_logger(__name__)
 
 
-class Finding(NamedTuple):
+class CoordinatorFinding(NamedTuple):
     code: str
     text: str
     status: HealthStatus = HealthStatus.NOT_READY
     subject: str = ""  # distinguishes findings of one code
 
 
-class HealthWatch:
+class CoordinatorHealth:
     def __init__(
         self,
         url: str,
         clock: ComparedClock,
-        metrics: Metrics,
+        metrics: CoordinatorMetrics,
         failures: JobFailures,
         *,
         clock_warn_ms: int,
@@ -66,7 +66,9 @@ class HealthWatch:
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._in_use = asyncio.Lock()  # a connection does one thing at a time
         self._looking: asyncio.Task[None] | None = None
-        self._database: Finding | None = Finding("starting", "the database has not been checked yet")
+        self._database: CoordinatorFinding | None = CoordinatorFinding(
+            "starting", "the database has not been checked yet"
+        )
         self._since: dict[tuple[str, str], datetime] = {}
         self._failed_looks = 0
         self._seen_at_ms: dict[str, int] = {}
@@ -117,7 +119,7 @@ class HealthWatch:
         self._failed_looks += self._database is not None
         self._show()
 
-    async def _prove(self) -> Finding | None:
+    async def _prove(self) -> CoordinatorFinding | None:
         reads = False
         try:
             async with self._in_use, asyncio.timeout(PROVE_WITHIN_S):
@@ -182,25 +184,25 @@ class HealthWatch:
 
     # --- what is found -----------------------------------------------------------------------------------------------
 
-    def _findings(self) -> Iterator[Finding]:
+    def _findings(self) -> Iterator[CoordinatorFinding]:
         if self._database is not None:
             yield self._database
         reason = self._clock.why_not_trusted
         if reason and not (self._database and self._clock.difference_ms is None):
-            yield Finding("clock_differs", reason)
+            yield CoordinatorFinding("clock_differs", reason)
         elif (
             not reason
             and self._clock.is_compared_with_the_database
             and abs(self._clock.difference_ms or 0) > self._clock_warn_ms
         ):
             text = f"the clock differs from the database's by {(self._clock.difference_ms or 0) / 1000:.1f} s"
-            yield Finding("clock_drifts", text, HealthStatus.DEGRADED)
+            yield CoordinatorFinding("clock_drifts", text, HealthStatus.DEGRADED)
         if self._unconfirmed:
             text = f"no webhooks are sent: {self._unconfirmed}; if this is right, run `leasehold installation confirm`"
-            yield Finding("installation_unconfirmed", text, HealthStatus.DEGRADED)
+            yield CoordinatorFinding("installation_unconfirmed", text, HealthStatus.DEGRADED)
         for job, failing in self._failures.in_a_row().items():
             text = f"the job {job!r} failed at least {self._failures.TOO_OFTEN} times in a row: {failing.error}"
-            yield Finding("job_failing", text, HealthStatus.DEGRADED, job)
+            yield CoordinatorFinding("job_failing", text, HealthStatus.DEGRADED, job)
 
     def _show(self) -> None:
         """Log the findings that began or ended since the last check, and set the metrics."""
@@ -216,29 +218,29 @@ class HealthWatch:
         self._metrics.show_health(_worst_of(found.values()) is not HealthStatus.NOT_READY, _severities(found.values()))
         self._metrics.clock_difference.set((self._clock.difference_ms or 0) / 1000)
 
-    def _since_of(self, found: Finding) -> datetime:
+    def _since_of(self, found: CoordinatorFinding) -> datetime:
         return self._since.get((found.code, found.subject)) or self._clock.untrusted_now()
 
 
-def _worst_of(found: Iterable[Finding]) -> HealthStatus:
+def _worst_of(found: Iterable[CoordinatorFinding]) -> HealthStatus:
     statuses = {each.status for each in found}
     order = (HealthStatus.NOT_READY, HealthStatus.DEGRADED)
     return next((each for each in order if each in statuses), HealthStatus.READY)
 
 
-def _severities(found: Iterable[Finding]) -> Mapping[str, str]:
+def _severities(found: Iterable[CoordinatorFinding]) -> Mapping[str, str]:
     return {each.code: each.status.value for each in found}
 
 
-_SCHEMA_BEHIND = Finding(
+_SCHEMA_BEHIND = CoordinatorFinding(
     "schema_behind", "the database's schema is older than this coordinator; run `leasehold migrate`"
 )
 
 
-def _finding_of(error: Exception, *, reads: bool) -> Finding:
+def _finding_of(error: Exception, *, reads: bool) -> CoordinatorFinding:
     kind = type(error).__name__
     if not reads:
-        return Finding("database_unavailable", f"Postgres does not answer: {kind}")
+        return CoordinatorFinding("database_unavailable", f"Postgres does not answer: {kind}")
     if isinstance(error, TimeoutError):
         kind = f"not within {PROVE_WITHIN_S:g} s; look at its synchronous standby and its disk"
-    return Finding("commits_fail", f"Postgres answers, and does not commit: {kind}")
+    return CoordinatorFinding("commits_fail", f"Postgres answers, and does not commit: {kind}")

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from coordinator.http.conditions import names_tag
 from coordinator.http.parameters import WholeNumber
-from coordinator.signals import Subscription
+from coordinator.signals import SignalSubscription
 from web.strict_routes import QueryModel
 
 MAX_POLL_S = 20.0
@@ -33,7 +33,7 @@ def is_up_to_date(request: Request, since: int | None, version: int, tag: str) -
     return version == since and (known is None or names_tag(known, tag))
 
 
-async def wait_for_signal(subscription: Subscription, kind: str) -> None:
+async def wait_for_signal(subscription: SignalSubscription, kind: str) -> None:
     """Wait for a signal of this kind, until the poll has lasted long enough, or until the coordinator stops."""
     try:
         async with asyncio.timeout(MAX_POLL_S):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn, get_args, get_origin
 import msgspec
 import yaml
 
-from coordinator.limits.rules.validation import Fault, faults_of
+from coordinator.limits.rules.validation import DocumentFault, faults_of
 from protocol.counting import counted
 from protocol.limits.document import LimitsDocument, Quota, QuotaFields
 from web.bodies import decode, invalid
@@ -71,7 +71,7 @@ def read_document(body: bytes, media_type: str) -> LimitsDocument:
     return document
 
 
-def refuse_document(body: bytes, faults: Sequence[Fault]) -> NoReturn:
+def refuse_document(body: bytes, faults: Sequence[DocumentFault]) -> NoReturn:
     """Raise the problem that names for each fault its place in the text."""
     root = _root_of(body)
     found = [
@@ -94,7 +94,7 @@ def _read(body: bytes, media_type: str) -> LimitsDocument:
     except Problem as problem:
         if not problem.invalid_parameters:
             raise _placed(problem, body) from None
-        faults = [Fault(*each) for each in problem.invalid_parameters]
+        faults = [DocumentFault(*each) for each in problem.invalid_parameters]
         refuse_document(body, _faults_of_shape(body, media_type) or faults)
 
 
@@ -174,10 +174,10 @@ def _sentence(error: Exception) -> str:
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
-def _unprintable(path: str, value: object) -> Iterator[Fault]:
+def _unprintable(path: str, value: object) -> Iterator[DocumentFault]:
     """Yield texts that no request can match and that the database cannot store."""
     if isinstance(value, str) and not value.isprintable():
-        yield Fault(path, "text", "it holds a character that cannot be printed")
+        yield DocumentFault(path, "text", "it holds a character that cannot be printed")
     elif isinstance(value, list):
         for index, each in enumerate(value):
             yield from _unprintable(f"{path}[{index}]", each)
@@ -187,7 +187,7 @@ def _unprintable(path: str, value: object) -> Iterator[Fault]:
             yield from _unprintable(f"{path}.{key}".lstrip("."), each)
 
 
-def _faults_of_shape(body: bytes, media_type: str) -> list[Fault]:
+def _faults_of_shape(body: bytes, media_type: str) -> list[DocumentFault]:
     """Return every unknown field, missing field and wrong type: a decoder stops at the first of them."""
     try:
         plain = _plain_values(body.decode()) if media_type == YAML else msgspec.json.decode(body)
@@ -196,16 +196,16 @@ def _faults_of_shape(body: bytes, media_type: str) -> list[Fault]:
     return list(_misshapen(plain, LimitsDocument, ""))
 
 
-def _misshapen(value: object, type_: Any, path: str) -> Iterator[Fault]:
+def _misshapen(value: object, type_: Any, path: str) -> Iterator[DocumentFault]:
     """Yield the faults of the innermost values that do not fit their type."""
     try:
         msgspec.convert(value, type_)
     except msgspec.ValidationError as error:
         inner = [fault for part in _parts(value, type_, path) for fault in part]
-        yield from inner or [Fault(*each) for each in invalid(error, path).invalid_parameters]
+        yield from inner or [DocumentFault(*each) for each in invalid(error, path).invalid_parameters]
 
 
-def _parts(value: object, type_: Any, path: str) -> Iterator[Iterable[Fault]]:
+def _parts(value: object, type_: Any, path: str) -> Iterator[Iterable[DocumentFault]]:
     plain = get_args(type_)[0] if get_origin(type_) is Annotated else type_
     if isinstance(value, dict) and plain == Quota:
         yield from _parts_of_quota(value, path)
@@ -217,7 +217,7 @@ def _parts(value: object, type_: Any, path: str) -> Iterator[Iterable[Fault]]:
         yield from (_misshapen(each, get_args(plain)[1], _joined(path, key)) for key, each in value.items())
 
 
-def _parts_of_quota(value: dict[str, Any], path: str) -> Iterator[Iterable[Fault]]:
+def _parts_of_quota(value: dict[str, Any], path: str) -> Iterator[Iterable[DocumentFault]]:
     """Yield the faults of a quota as the kind that it names; without one, those of the fields that all kinds have."""
     kinds = {each.kind.value: each for each in get_args(Quota)}
     kind = value.get("kind")
@@ -225,9 +225,9 @@ def _parts_of_quota(value: dict[str, Any], path: str) -> Iterator[Iterable[Fault
         yield from _parts_of_struct(value, kinds[kind], path, "kind")
         return
     if "kind" in value:
-        yield [Fault(_joined(path, "kind"), "enum", f"{kind!r} is none of {', '.join(kinds)}")]
+        yield [DocumentFault(_joined(path, "kind"), "enum", f"{kind!r} is none of {', '.join(kinds)}")]
     else:
-        yield [Fault(_joined(path, "kind"), "required", f"it is missing; write {', '.join(kinds)}")]
+        yield [DocumentFault(_joined(path, "kind"), "required", f"it is missing; write {', '.join(kinds)}")]
     of_a_kind = {name for each in kinds.values() for name in each.__struct_fields__} - {*QuotaFields.__struct_fields__}
     common = {name: value[name] for name in value if name not in of_a_kind}
     yield from _parts_of_struct(common, QuotaFields, path, "kind")
@@ -235,16 +235,16 @@ def _parts_of_quota(value: dict[str, Any], path: str) -> Iterator[Iterable[Fault
 
 def _parts_of_struct(
     value: dict[str, Any], type_: type[msgspec.Struct], path: str, tag: str = ""
-) -> Iterator[Iterable[Fault]]:
+) -> Iterator[Iterable[DocumentFault]]:
     fields = {field.encode_name: field for field in msgspec.structs.fields(type_)}
     named = f"a quota of kind {value[tag]!r}" if value.get(tag) else "this object"
     yield [
-        Fault(_joined(path, name), "unknown", f"{named} has no field {name!r}")
+        DocumentFault(_joined(path, name), "unknown", f"{named} has no field {name!r}")
         for name in value
         if name not in fields and name != tag
     ]
     yield [
-        Fault(_joined(path, name), "required", f"{named} needs the field {name!r}")
+        DocumentFault(_joined(path, name), "required", f"{named} needs the field {name!r}")
         for name, field in fields.items()
         if field.required and name not in value
     ]

@@ -12,7 +12,7 @@ from coordinator.access.rules.audit import Action, Actor
 from coordinator.database.connection import Connection
 from coordinator.limits.read_limits import AppliedLimits, read_limits
 from coordinator.limits.rules.difference import Change, differences
-from coordinator.limits.rules.validation import Fault
+from coordinator.limits.rules.validation import DocumentFault
 from coordinator.limits.version import advance_catalogue, lock_catalogue
 from coordinator.overrides.rules import faults_of_change
 from protocol.limits.document import LimitsDocument, LimitValue
@@ -31,7 +31,7 @@ class PutLimits(NamedTuple):
     outcome: LimitsOutcome
     limits: AppliedLimits  # the document in force now
     changes: Sequence[Change] = ()
-    faults: Sequence[Fault] = ()
+    faults: Sequence[DocumentFault] = ()
 
 
 async def put_limits(
@@ -66,13 +66,13 @@ async def put_limits(
     return PutLimits(LimitsOutcome.APPLIED, applied, changes)
 
 
-async def _missing_plans(connection: Connection, document: LimitsDocument) -> list[Fault]:
+async def _missing_plans(connection: Connection, document: LimitsDocument) -> list[DocumentFault]:
     """Find plans that are in use but missing: without one, its tenants would be denied everything."""
     rows = await connection.fetch(_PLANS_IN_USE, list(document.plans), MAX_TENANTS_NAMED)
-    return [Fault(f"plans.{row['plan']}", "in_use", _who_is_on(row["tenants"], row["others"])) for row in rows]
+    return [DocumentFault(f"plans.{row['plan']}", "in_use", _who_is_on(row["tenants"], row["others"])) for row in rows]
 
 
-async def _broken_overrides(connection: Connection, document: LimitsDocument, now: datetime) -> list[Fault]:
+async def _broken_overrides(connection: Connection, document: LimitsDocument, now: datetime) -> list[DocumentFault]:
     """Find overrides that the new document makes invalid or ineffective."""
     text = await connection.fetchval(_OVERRIDES, now)
     return faults_of_change(document, msgspec.json.decode(text, type=dict[str, dict[str, LimitValue]]))

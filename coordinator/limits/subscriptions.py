@@ -13,7 +13,7 @@ from coordinator.limits.change_limits import change_limits
 from coordinator.limits.in_force import Documents
 from coordinator.limits.read_limits import read_limits
 from coordinator.limits.rules.plan_change import LimitEffect
-from coordinator.limits.rules.validation import Fault
+from coordinator.limits.rules.validation import DocumentFault
 from coordinator.limits.version import advance_catalogue, lock_catalogue
 
 
@@ -28,7 +28,7 @@ class PutSubscription(NamedTuple):
     """`subscription` is None if the request was refused; `fault` says why."""
 
     subscription: Subscription | None
-    fault: Fault | None = None
+    fault: DocumentFault | None = None
     is_new: bool = False
     effects: Sequence[LimitEffect] = ()
 
@@ -50,11 +50,11 @@ async def put_subscription(
     found = await read_subscription(connection, tenant)
     if found is not None and began_at not in (None, found.began_at):
         reason = f"the subscription began at {found.began_at.isoformat()}, which is kept"
-        return PutSubscription(None, Fault("began_at", "fixed", reason))
+        return PutSubscription(None, DocumentFault("began_at", "fixed", reason))
     if found is not None and found.plan == plan:
         return PutSubscription(found)
     if plan not in (await read_limits(connection)).document.plans:
-        return PutSubscription(None, Fault("plan", "known", "the limits document has no such plan"))
+        return PutSubscription(None, DocumentFault("plan", "known", "the limits document has no such plan"))
     put = Subscription(tenant, plan, now, found.began_at if found else (began_at or now).astimezone(UTC))
     await connection.execute(_UPSERT, *structs.astuple(put))
     await advance_catalogue(connection)

@@ -11,7 +11,7 @@ from coordinator.access.audit import record
 from coordinator.access.rules.audit import Action, Actor
 from coordinator.database.connection import Connection
 from coordinator.limits.read_limits import read_limits
-from coordinator.limits.rules.validation import Fault
+from coordinator.limits.rules.validation import DocumentFault
 from coordinator.limits.version import advance_catalogue, lock_catalogue
 from coordinator.overrides.read_overrides import Override, read_override
 from coordinator.overrides.rules import faults_of_override
@@ -22,7 +22,7 @@ MAX_OVERRIDES = 10_000  # that have not ended: each agent holds all of them
 
 class AddedOverride(NamedTuple):
     override: Override
-    faults: Sequence[Fault] = ()
+    faults: Sequence[DocumentFault] = ()
     is_full: bool = False
 
 

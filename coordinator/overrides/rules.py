@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from coordinator.limits.rules.validation import Fault, faults_of_value
+from coordinator.limits.rules.validation import DocumentFault, faults_of_value
 from protocol.addresses import parse_address, parse_network
 from protocol.limits.document import LimitsDocument, LimitValue
 
@@ -28,14 +28,16 @@ def _spelt(field: str, value: str) -> str:
 
 def faults_of_override(
     document: LimitsDocument, quota: str, subject: Mapping[str, str], limit: LimitValue
-) -> list[Fault]:
+) -> list[DocumentFault]:
     return list(_faults(document, quota, subject, limit))
 
 
-def _faults(document: LimitsDocument, quota: str, subject: Mapping[str, str], limit: LimitValue) -> Iterator[Fault]:
+def _faults(
+    document: LimitsDocument, quota: str, subject: Mapping[str, str], limit: LimitValue
+) -> Iterator[DocumentFault]:
     spec = next((each for each in document.quotas if each.name == quota), None)
     if spec is None:
-        yield Fault("quota", "known", f"There is no quota {quota!r}.")
+        yield DocumentFault("quota", "known", f"There is no quota {quota!r}.")
         return
     ways = [policy.by for policy in document.policies if policy.quota == quota]
     if not any(subject.keys() <= set(by) for by in ways):
@@ -43,11 +45,13 @@ def _faults(document: LimitsDocument, quota: str, subject: Mapping[str, str], li
             "; or ".join(dict.fromkeys(", ".join(by) or "nothing" for by in ways))
             or "nothing, because it has no policy"
         )
-        yield Fault("subject", "counted", f"The subject matches no key: {quota!r} is counted by {counted}.")
+        yield DocumentFault("subject", "counted", f"The subject matches no key: {quota!r} is counted by {counted}.")
     yield from faults_of_value("limit", spec, limit)
 
 
-def faults_of_change(document: LimitsDocument, overrides: Mapping[str, Mapping[str, LimitValue]]) -> list[Fault]:
+def faults_of_change(
+    document: LimitsDocument, overrides: Mapping[str, Mapping[str, LimitValue]]
+) -> list[DocumentFault]:
     """Return the overrides (quota → key → limit) that a new document would make invalid."""
     places = {quota.name: place for place, quota in enumerate(document.quotas)}
     return [fault for name, limits in overrides.items() for fault in _broken(document, places.get(name), name, limits)]
@@ -55,9 +59,9 @@ def faults_of_change(document: LimitsDocument, overrides: Mapping[str, Mapping[s
 
 def _broken(
     document: LimitsDocument, place: int | None, name: str, limits: Mapping[str, LimitValue]
-) -> Iterator[Fault]:
+) -> Iterator[DocumentFault]:
     if place is None:
-        yield Fault(
+        yield DocumentFault(
             "quotas", "in_use", f"{name!r} is missing, but {_some(limits)} overridden. Delete those overrides first."
         )
         return
@@ -65,7 +69,7 @@ def _broken(
     unfit = {key: limit for key, limit in limits.items() if any(faults_of_value("", spec, limit))}
     if unfit:
         reason = f"{_some(unfit)} overridden with a limit of another kind. Delete those overrides first."
-        yield Fault(f"quotas[{place}].kind", "in_use", reason)
+        yield DocumentFault(f"quotas[{place}].kind", "in_use", reason)
 
 
 def _some(limits: Mapping[str, LimitValue]) -> str:

@@ -51,9 +51,9 @@ from coordinator.periods.read_periods import BookedPeriod, read_period
 from coordinator.periods.rules.carry_over import CarryOver, carry_over, carry_over_of, may_carry_over
 from coordinator.periods.rules.closing import (
     HOLD_WAIT,
-    HoldTerms,
     Missing,
     Obstacle,
+    OpenHoldTerms,
     OpenLease,
     carry,
     close_lease,
@@ -153,7 +153,7 @@ async def close_period(
         )
     carries = row["carries_suspense"] or (request is not None and request.carry_suspense)
     leaves_holds = row["leaves_holds"] or (request is not None and request.leave_holds)
-    holds = HoldTerms((row["close_requested_at"] or now) + grace + hold_wait, leaves_holds)
+    holds = OpenHoldTerms((row["close_requested_at"] or now) + grace + hold_wait, leaves_holds)
     missing = await _missing(connection, row, carries, holds, settled, grace, now)
     left = await _read_unused(connection, period, now)
     missing += await _missing_of_earlier_periods(connection, row, left.names)
@@ -191,7 +191,7 @@ async def _missing(
     connection: Connection,
     row: asyncpg.Record,
     carries_suspense: bool,
-    holds: HoldTerms,
+    holds: OpenHoldTerms,
     settled: Settled,
     grace: timedelta,
     now: datetime,

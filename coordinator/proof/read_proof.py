@@ -20,7 +20,7 @@ from coordinator.database.tables import transfer
 from coordinator.http.pagination import PageLinks
 from coordinator.proof.rules import TransferRow, billed_row, genesis_head, microseconds, plain
 from coordinator.proof.seal import movement_entries, report_entries, seal_of
-from coordinator.usage.read_statement import NoStatement, Source, read_sources
+from coordinator.usage.read_statement import LineSource, NoStatement, read_sources
 from coordinator.usage.rules.statement import LineKind, StatementId
 
 MOST_SEALS = 20_000  # two weeks, with one seal a minute
@@ -135,7 +135,7 @@ async def _without_seal(connection: Connection, number: int) -> NoSuchSeal | Non
     return None if 1 <= number <= newest else NoSuchSeal(f"they are numbered from 1 to {newest}")
 
 
-async def _report(connection: Connection, source: Source) -> ProvenReport:
+async def _report(connection: Connection, source: LineSource) -> ProvenReport:
     place = source.epoch, source.lane, source.seq
     row = await connection.fetchrow(_REPORT, *place)
     assert row is not None

@@ -154,7 +154,7 @@ class FaultKind(StrEnum):
     GUARD_CHANGED = "guard_changed"  # a trigger, constraint or privilege is not as the migrations made it
 
 
-class Fault(Struct, frozen=True, omit_defaults=True):
+class LedgerFault(Struct, frozen=True, omit_defaults=True):
     """The first place that is not as it was booked."""
 
     kind: FaultKind
@@ -177,7 +177,7 @@ class Chain:
         self._head = genesis_head(lane.epoch, lane.lane)
         self._body_hash: bytes | None = None
 
-    def fault_of(self, seq: int, report: ReportRow | None, transfers: Sequence[TransferRow]) -> Fault | None:
+    def fault_of(self, seq: int, report: ReportRow | None, transfers: Sequence[TransferRow]) -> LedgerFault | None:
         expected = self._seq + 1
         if seq > expected and expected <= self._lane.last_seq:
             return self._fault(FaultKind.REPORT_MISSING, expected, f"the next one that is there is {seq}")
@@ -189,7 +189,7 @@ class Chain:
             return self._fault(FaultKind.REPORT_UNEXPECTED, seq, reason)
         return self._fault_within(report, transfers)
 
-    def _fault_within(self, report: ReportRow, transfers: Sequence[TransferRow]) -> Fault | None:
+    def _fault_within(self, report: ReportRow, transfers: Sequence[TransferRow]) -> LedgerFault | None:
         if report.lines != len(transfers):
             reason = f"it was booked with {counted(report.lines, 'transfer')}, and has {len(transfers)}"
             return self._fault(FaultKind.LINES_DIFFER, report.seq, reason)
@@ -209,7 +209,7 @@ class Chain:
             self._head, lane.region, lane.epoch, lane.lane, report.seq, report.body_hash, report.recorded_at, billed
         )
 
-    def fault_at_end(self) -> Fault | None:
+    def fault_at_end(self) -> LedgerFault | None:
         if self._seq < self._lane.last_seq:
             reason = f"the lane goes up to {self._lane.last_seq}, and nothing more is there"
             return self._fault(FaultKind.REPORT_MISSING, self._seq + 1, reason)
@@ -217,8 +217,8 @@ class Chain:
             return self._fault(FaultKind.LANE_CHANGED, self._seq, "its head is not the last report's")
         return None
 
-    def _fault(self, kind: FaultKind, seq: int, reason: str) -> Fault:
-        return Fault(kind, reason, self._lane.epoch, self._lane.lane, seq)
+    def _fault(self, kind: FaultKind, seq: int, reason: str) -> LedgerFault:
+        return LedgerFault(kind, reason, self._lane.epoch, self._lane.lane, seq)
 
 
 def billed_row(row: TransferRow) -> list[object]:
@@ -299,25 +299,29 @@ class KeptSeal(Struct, frozen=True, forbid_unknown_fields=True):
     hash: Annotated[str, Meta(pattern="^[0-9a-f]{64}$", description="as GET /v1/seals lists it")]
 
 
-def fault_of_kept(kept: Iterable[KeptSeal], hashes: Mapping[int, str], newest: int) -> Fault | None:
+def fault_of_kept(kept: Iterable[KeptSeal], hashes: Mapping[int, str], newest: int) -> LedgerFault | None:
     """Compare kept seals with those of the database, which shows seals that were cut off at the end as well."""
     for each in sorted(kept, key=lambda seal: seal.number):
         found = hashes.get(each.number)
         if found is None:
             reason = f"the newest seal that is there is {newest}" if newest else "there are no seals"
-            return Fault(FaultKind.KEPT_SEAL_MISSING, reason, seal=each.number, table="seal", key=str(each.number))
+            return LedgerFault(
+                FaultKind.KEPT_SEAL_MISSING, reason, seal=each.number, table="seal", key=str(each.number)
+            )
         if found != each.hash:
             reason = f"its hash is {found}, and {each.hash} was kept"
-            return Fault(FaultKind.KEPT_SEAL_DIFFERS, reason, seal=each.number, table="seal", key=str(each.number))
+            return LedgerFault(
+                FaultKind.KEPT_SEAL_DIFFERS, reason, seal=each.number, table="seal", key=str(each.number)
+            )
     return None
 
 
-def fault_of_seal(seal: Seal, kept_hash: bytes, number: int, previous: bytes) -> Fault | None:
+def fault_of_seal(seal: Seal, kept_hash: bytes, number: int, previous: bytes) -> LedgerFault | None:
     """Check that a seal follows the previous one and that its hash is right."""
     if seal.number != number:
-        return Fault(FaultKind.SEAL_MISSING, f"the next one that is there is {seal.number}", seal=number)
+        return LedgerFault(FaultKind.SEAL_MISSING, f"the next one that is there is {seal.number}", seal=number)
     if seal.previous != previous or seal_hash(seal) != kept_hash:
-        return Fault(FaultKind.SEAL_CHANGED, "it does not hash to what it was", seal=number)
+        return LedgerFault(FaultKind.SEAL_CHANGED, "it does not hash to what it was", seal=number)
     return None
 
 
@@ -327,7 +331,7 @@ _SOURCES = {"funding": "funded", "soft_cap_extension": "soft_cap_extension"} | {
 }
 
 
-class TrialBalance:
+class SealedBalance:
     """The sums of each period's transfers so far."""
 
     def __init__(self) -> None:

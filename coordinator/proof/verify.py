@@ -20,14 +20,14 @@ from coordinator.proof.rules import (
     FIRST_PREVIOUS,
     Chain,
     Digest,
-    Fault,
     FaultKind,
     KeptSeal,
     LaneRow,
+    LedgerFault,
     ReportRow,
     Seal,
+    SealedBalance,
     TransferRow,
-    TrialBalance,
     fault_of_kept,
     fault_of_seal,
 )
@@ -44,7 +44,7 @@ class Verification(Struct, frozen=True, kw_only=True):
     """`intact`, or the first fault. The counts say how far the verification came."""
 
     intact: bool
-    fault: Fault | None
+    fault: LedgerFault | None
     lanes: int
     reports: int
     transfers: int
@@ -86,7 +86,7 @@ async def verify(connection: Connection, now: datetime, kept: Sequence[KeptSeal]
 _Place = tuple[int, int]
 
 
-async def _fault_of_chains(connection: Connection, counts: _Counts) -> Fault | None:
+async def _fault_of_chains(connection: Connection, counts: _Counts) -> LedgerFault | None:
     """Walk lanes and their reports side by side, both in the order of epoch and lane."""
     waiting = {(row["epoch"], row["lane"]): LaneRow(*row.values()) for row in await connection.fetch(_LANES)}
     counts.lanes = len(waiting)
@@ -111,7 +111,7 @@ async def _fault_of_chains(connection: Connection, counts: _Counts) -> Fault | N
     return (chain and chain.fault_at_end()) or _fault_of_the_silent(waiting, None)
 
 
-def _fault_of_the_silent(waiting: dict[_Place, LaneRow], before: _Place | None) -> Fault | None:
+def _fault_of_the_silent(waiting: dict[_Place, LaneRow], before: _Place | None) -> LedgerFault | None:
     """Check lanes without any report: their heads must be where they began."""
     silent = [place for place in waiting if before is None or place < before]
     faults = (Chain(waiting.pop(place)).fault_at_end() for place in sorted(silent))
@@ -127,8 +127,8 @@ class _Group(NamedTuple):
     transfers: list[TransferRow]
 
 
-def _without_lane(group: _Group) -> Fault:
-    return Fault(FaultKind.LANE_UNKNOWN, "the lane was never opened", *group.place, group.seq)
+def _without_lane(group: _Group) -> LedgerFault:
+    return LedgerFault(FaultKind.LANE_UNKNOWN, "the lane was never opened", *group.place, group.seq)
 
 
 async def _groups(connection: Connection) -> AsyncIterator[_Group]:
@@ -150,7 +150,7 @@ async def _groups(connection: Connection) -> AsyncIterator[_Group]:
 # --- seals ------------------------------------------------------------------------------------------------------------
 
 
-async def _fault_of_seals(connection: Connection, counts: _Counts, kept: Sequence[KeptSeal]) -> Fault | None:
+async def _fault_of_seals(connection: Connection, counts: _Counts, kept: Sequence[KeptSeal]) -> LedgerFault | None:
     """Check the seals' hashes first, and then the contents that they vouch for."""
     ends: list[int] = []
     numbers, hashes = {seal.number for seal in kept}, dict[int, str]()
@@ -170,7 +170,7 @@ async def _fault_of_seals(connection: Connection, counts: _Counts, kept: Sequenc
     return await _fault_of_sealed(connection, counts, last, ends)
 
 
-async def _fault_of_sealed(connection: Connection, counts: _Counts, last: Seal, ends: list[int]) -> Fault | None:
+async def _fault_of_sealed(connection: Connection, counts: _Counts, last: Seal, ends: list[int]) -> LedgerFault | None:
     contents = _Contents(connection, last)
     moves = _Moves(connection, ends)
     async for row in connection.cursor(_SEALS, prefetch=PREFETCH):
@@ -190,7 +190,7 @@ class _Entries:
         self._next: list[object] | None = None
         self._begins_after = 0
 
-    async def fault_of(self, seal: int, up_to: int, rows: int, kept: bytes) -> Fault | None:
+    async def fault_of(self, seal: int, up_to: int, rows: int, kept: bytes) -> LedgerFault | None:
         digest = Digest()
         row = self._next or await anext(self._rows, None)
         while row is not None and int(str(row[0])) <= up_to:
@@ -201,7 +201,7 @@ class _Entries:
         if (digest.rows, digest.value) == (rows, kept):
             return None
         reason = f"{rows} were sealed from {begins_after + 1} to {up_to}, and {digest.rows} are there"
-        return Fault(
+        return LedgerFault(
             self._kind, reason if digest.rows != rows else f"{reason}, not all of them as they were", seal=seal
         )
 
@@ -214,7 +214,7 @@ class _Contents:
         self._movements = _Entries(movement_entries(connection, 0, last.transfer), FaultKind.SEALED_MOVEMENTS_CHANGED)
         self._audit = _Entries(audit_entries(connection, 0, last.audit), FaultKind.SEALED_AUDIT_CHANGED)
 
-    async def fault_of(self, seal: Seal) -> Fault | None:
+    async def fault_of(self, seal: Seal) -> LedgerFault | None:
         return (
             await self._reports.fault_of(seal.number, seal.position, seal.reports, seal.reports_hash)
             or await self._movements.fault_of(seal.number, seal.transfer, seal.movements, seal.movements_hash)
@@ -231,9 +231,9 @@ class _Moves:
             connection.cursor(_MOVED, [0, *(last + 1 for last in transfers)], prefetch=PREFETCH, timeout=PATIENCE_S)
         )
         self._next: asyncpg.Record | None = None
-        self._balance = TrialBalance()
+        self._balance = SealedBalance()
 
-    async def fault_of(self, seal: Seal) -> Fault | None:
+    async def fault_of(self, seal: Seal) -> LedgerFault | None:
         row = self._next or await anext(self._rows, None)
         moved = set()
         while row is not None and row["seal"] <= seal.number:
@@ -246,7 +246,7 @@ class _Moves:
             return None
         period = min(period for period in {*made, *seal.balances} if made.get(period) != seal.balances.get(period))
         reason = f"{seal.balances.get(period)} was sealed, and the transfers make {made.get(period)}"
-        return Fault(FaultKind.SEALED_BALANCE_CHANGED, reason, seal=seal.number, period=period)
+        return LedgerFault(FaultKind.SEALED_BALANCE_CHANGED, reason, seal=seal.number, period=period)
 
 
 # --- the statements ---------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from sqlalchemy import CTE, ColumnClause, Text, cast, column, func, select, text
 
 from coordinator.database.compiled import compiled, constant
 from coordinator.database.connection import Connection
-from coordinator.proof.rules import Fault, FaultKind
+from coordinator.proof.rules import FaultKind, LedgerFault
 
 PREFETCH = 500
 PATIENCE_S = 600.0
@@ -34,7 +34,7 @@ class Audited(NamedTuple):
     may_be_untold: frozenset[str] = frozenset()  # columns that entries of earlier releases lack
 
 
-async def fault_of_audited(connection: Connection) -> Fault | None:
+async def fault_of_audited(connection: Connection) -> LedgerFault | None:
     """Return the first row that does not agree with the audit."""
     for audited in AUDITED:
         async for row in connection.cursor(_differences(audited), prefetch=PREFETCH, timeout=PATIENCE_S):
@@ -82,8 +82,8 @@ def _decoded(text: str) -> dict[str, Any]:
     return msgspec.json.decode(text, type=dict[str, Any])
 
 
-async def _fault(connection: Connection, audited: Audited, row: asyncpg.Record, reason: str) -> Fault:
-    return Fault(
+async def _fault(connection: Connection, audited: Audited, row: asyncpg.Record, reason: str) -> LedgerFault:
+    return LedgerFault(
         audited.kind,
         reason,
         seal=await connection.fetchval(_SEAL_OF_ENTRY, row["entry"]),

@@ -13,7 +13,7 @@ import msgspec
 import migrations
 from coordinator.database.connection import Connection
 from coordinator.health.readiness import schema_revision
-from coordinator.proof.rules import Fault, FaultKind
+from coordinator.proof.rules import FaultKind, LedgerFault
 from migrations.roles import CHANGES, COORDINATOR, PRIVILEGES
 
 PATIENCE_S = 600.0
@@ -41,7 +41,7 @@ async def guards_are_known(connection: Connection) -> bool:
     return await schema_revision(connection) == expected_guards().revision
 
 
-async def fault_of_guards(connection: Connection) -> Fault | None:
+async def fault_of_guards(connection: Connection) -> LedgerFault | None:
     """Return the first guard that is missing, disabled, replaced or not of the schema."""
     expected = expected_guards().guards
     ours = {_table_of(name) for name in expected}
@@ -54,7 +54,7 @@ async def fault_of_guards(connection: Connection) -> Fault | None:
     )
 
 
-def _difference(expected: Mapping[str, str], found: Mapping[str, str]) -> Fault | None:
+def _difference(expected: Mapping[str, str], found: Mapping[str, str]) -> LedgerFault | None:
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) == found.get(name):
             continue
@@ -66,8 +66,8 @@ def _difference(expected: Mapping[str, str], found: Mapping[str, str]) -> Fault 
     return None
 
 
-def _fault(name: str, reason: str) -> Fault:
-    return Fault(FaultKind.GUARD_CHANGED, reason, table=_table_of(name), key=name)
+def _fault(name: str, reason: str) -> LedgerFault:
+    return LedgerFault(FaultKind.GUARD_CHANGED, reason, table=_table_of(name), key=name)
 
 
 def _table_of(name: str) -> str:
@@ -75,7 +75,7 @@ def _table_of(name: str) -> str:
     return name.partition(" ")[2].partition(".")[0]
 
 
-async def _fault_of_partitions(connection: Connection) -> Fault | None:
+async def _fault_of_partitions(connection: Connection) -> LedgerFault | None:
     """Compare the triggers of partitions: none may be truncated, and those of closed periods refuse new rows."""
     of_all = {*(row["trigger"] for row in await connection.fetch(_ROW_TRIGGERS)), TRUNCATED}
     for row in await connection.fetch(_PARTITIONS):
@@ -92,7 +92,7 @@ TRUNCATED = "transfer_is_never_truncated by refuse_change"
 CLOSED = "transfer_is_of_a_closed_period by refuse_transfer"
 
 
-async def _fault_of_privileges(connection: Connection) -> Fault | None:
+async def _fault_of_privileges(connection: Connection) -> LedgerFault | None:
     """Compare privileges: the coordinator's role has those of the schema, and no other role may write."""
     tables = {row["relname"] for row in await connection.fetch(_TABLES)}
     rows = await connection.fetch(_PRIVILEGES, sorted(tables & PRIVILEGES.keys()))
@@ -113,7 +113,7 @@ def _granted(tables: Collection[str]) -> set[str]:
     return whole | columns
 
 
-async def _fault_of_switches(connection: Connection) -> Fault | None:
+async def _fault_of_switches(connection: Connection) -> LedgerFault | None:
     """Find what disables guards: disabled foreign keys, rules, row security, or settings that silence triggers."""
     row = await connection.fetchrow(_SWITCHES)
     return None if row is None else _fault(f"switch {row['name']}", "it keeps guards from being asked")

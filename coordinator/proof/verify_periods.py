@@ -8,7 +8,7 @@ from datetime import datetime
 
 from coordinator.database.connection import Connection
 from coordinator.periods.close import period_root
-from coordinator.proof.rules import Fault, FaultKind
+from coordinator.proof.rules import FaultKind, LedgerFault
 from coordinator.usage.reconcile import read_books
 from coordinator.usage.rules.reconciliation import BalanceStatus, Misrolled, reconcile
 from protocol.counting import counted
@@ -18,7 +18,7 @@ from protocol.periods import period_of
 PREFETCH = 2000
 
 
-async def fault_of_periods(connection: Connection, now: datetime) -> Fault | None:
+async def fault_of_periods(connection: Connection, now: datetime) -> LedgerFault | None:
     """Return the first fault of a close, a row without a period, a rollup or a balance."""
     return (
         await _fault_of_keys(connection)
@@ -30,7 +30,7 @@ async def fault_of_periods(connection: Connection, now: datetime) -> Fault | Non
     )
 
 
-async def _fault_of_keys(connection: Connection) -> Fault | None:
+async def _fault_of_keys(connection: Connection) -> LedgerFault | None:
     """Compare the kind and the bounds of each period with its id, from which all of them follow."""
     for row in await connection.fetch(_KEYS):
         calendar = row["calendar"]
@@ -46,7 +46,7 @@ async def _fault_of_keys(connection: Connection) -> Fault | None:
     return None
 
 
-async def _fault_of_closes(connection: Connection) -> Fault | None:
+async def _fault_of_closes(connection: Connection) -> LedgerFault | None:
     """Compare each closed period with its close, whose root is in the audit. Its transfers are proven by then."""
     for row in await connection.fetch(_CLOSED):
         if row["there"] != row["transfers"]:
@@ -58,45 +58,47 @@ async def _fault_of_closes(connection: Connection) -> Fault | None:
     return None
 
 
-def _of_period(kind: FaultKind, reason: str, period: str) -> Fault:
-    return Fault(kind, reason, period=period, table="period", key=period)
+def _of_period(kind: FaultKind, reason: str, period: str) -> LedgerFault:
+    return LedgerFault(kind, reason, period=period, table="period", key=period)
 
 
-async def _fault_of_pools(connection: Connection) -> Fault | None:
+async def _fault_of_pools(connection: Connection) -> LedgerFault | None:
     """Compare the name and the tenant of each pool, by which statements find it, with its quota key."""
     async for row in connection.cursor(_POOLS, prefetch=PREFETCH):
         quota, period, name, tenant = row
         try:
             key_name, subject = parse_quota_key(quota)
         except ValueError:
-            return Fault(FaultKind.POOL_CHANGED, "its quota is no quota key", period=period, table="pool", key=quota)
+            return LedgerFault(
+                FaultKind.POOL_CHANGED, "its quota is no quota key", period=period, table="pool", key=quota
+            )
         if (name, tenant) != (key_name, subject.get("tenant")):
             reason = f"it is stored as {name!r} of {tenant!r}, and its key says otherwise"
-            return Fault(FaultKind.POOL_CHANGED, reason, period=period, table="pool", key=quota)
+            return LedgerFault(FaultKind.POOL_CHANGED, reason, period=period, table="pool", key=quota)
     return None
 
 
-async def _fault_of_strays(connection: Connection) -> Fault | None:
+async def _fault_of_strays(connection: Connection) -> LedgerFault | None:
     """Find rows of a period that does not exist: no period would be compared with them."""
     row = await connection.fetchrow(_STRAYS)
     if row is None:
         return None
     kind = FaultKind.BALANCE if row["source"] == "pool" else FaultKind.ROLLUP_DIFFERS
     reason = f"there is no period {row['period']!r}"
-    return Fault(kind, reason, period=row["period"], table=row["source"], key=row["quota"])
+    return LedgerFault(kind, reason, period=row["period"], table=row["source"], key=row["quota"])
 
 
-async def _fault_of_regions(connection: Connection) -> Fault | None:
+async def _fault_of_regions(connection: Connection) -> LedgerFault | None:
     """Compare the region of each lease and correction, by which statements list it, with that of its epoch."""
     row = await connection.fetchrow(_REGIONS)
     if row is None:
         return None
     reason = f"it names the region {row['region']!r}, and its epoch is of {row['its']!r}"
     place = {"table": row["source"], "key": row["quota"]}
-    return Fault(FaultKind.LEASE_CHANGED, reason, epoch=row["epoch"], period=row["period"], **place)
+    return LedgerFault(FaultKind.LEASE_CHANGED, reason, epoch=row["epoch"], period=row["period"], **place)
 
 
-async def _fault_of_sums(connection: Connection, now: datetime) -> Fault | None:
+async def _fault_of_sums(connection: Connection, now: datetime) -> LedgerFault | None:
     for row in await connection.fetch("SELECT id FROM period ORDER BY id"):
         books = await read_books(connection, row["id"])
         if books.misrolled:
@@ -104,15 +106,15 @@ async def _fault_of_sums(connection: Connection, now: datetime) -> Fault | None:
         for finding in reconcile(row["id"], books, now).findings:
             if finding.kind is BalanceStatus.PROJECTION:
                 reason = f"{finding.quota_key}: {finding.reason}"
-                return Fault(FaultKind.BALANCE, reason, period=row["id"], key=finding.quota_key)
+                return LedgerFault(FaultKind.BALANCE, reason, period=row["id"], key=finding.quota_key)
     return None
 
 
-def _fault_of_rollup(period: str, differs: Misrolled) -> Fault:
+def _fault_of_rollup(period: str, differs: Misrolled) -> LedgerFault:
     rows, units = counted(differs.rows, "row"), counted(differs.units, "unit")
     reason = f"{rows} differ from the transfers, by {units} in all"
     key = f"{differs.quota} in {differs.region} from {differs.begins_at:%Y-%m-%dT%H:%MZ}"
-    return Fault(FaultKind.ROLLUP_DIFFERS, reason, period=period, table=f"usage_{differs.rollup}", key=key)
+    return LedgerFault(FaultKind.ROLLUP_DIFFERS, reason, period=period, table=f"usage_{differs.rollup}", key=key)
 
 
 # --- the statements ---------------------------------------------------------------------------------------------------

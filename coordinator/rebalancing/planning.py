@@ -18,7 +18,7 @@ from coordinator.limits.in_force import Documents
 from coordinator.limits.read_catalogue import read_catalogue
 from coordinator.limits.rules.entitlement import Catalogue
 from coordinator.rebalancing.moves import read_moves
-from coordinator.rebalancing.refusals import InvalidRebalance, NothingToMove, Refused, UnknownPool, invalid
+from coordinator.rebalancing.refusals import InvalidRebalance, NothingToMove, RebalanceRefused, UnknownPool, invalid
 from coordinator.rebalancing.rules.division import by_weight, division_of
 from coordinator.rebalancing.rules.plan import (
     DividedPool,
@@ -53,7 +53,7 @@ class PlannedRebalance(NamedTuple):
 async def plan_request(
     connection: Connection, documents: Documents, body: AnyRebalance, now: datetime, *, lock: bool
 ) -> PlannedRebalance:
-    """Return the plan of what is asked for. Raise Refused if it cannot be done."""
+    """Return the plan of what is asked for. Raise RebalanceRefused if it cannot be done."""
     if isinstance(body, Drain | Restore):
         return await _plan_region(connection, body, now)
     key = _key_of(body.quota)
@@ -70,10 +70,10 @@ async def plan_request(
     planner = _planner_of(catalogue, body)
     pools = await _read_pools(connection, catalogue, await _keys_covered(connection, spec, key, now), lock=lock)
     if not pools:
-        raise Refused(UnknownPool(key))
+        raise RebalanceRefused(UnknownPool(key))
     plan = plan_of(pools, planner, now)
     if plan.cannot and not plan.moves:
-        raise Refused(NothingToMove(plan))
+        raise RebalanceRefused(NothingToMove(plan))
     return PlannedRebalance(plan)
 
 
@@ -96,7 +96,7 @@ async def _plan_settings(
     before = catalogue.settings.get(key, {})
     after = apply_patches(before, patches)
     if faults := faults_of_changes(catalogue, spec, key, patches, after):
-        raise Refused(InvalidRebalance(faults))
+        raise RebalanceRefused(InvalidRebalance(faults))
     plan = Plan([], [], [], [])
     if isinstance(spec, AllowanceQuota):
         changed = catalogue._replace(settings={**catalogue.settings, key: after})

@@ -10,7 +10,7 @@ from msgspec import Struct
 from sqlalchemy import BigInteger, Text, and_, any_, exists, or_, select, tuple_
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from coordinator.database.compiled import Statement, compiled, constant, parameter
+from coordinator.database.compiled import CompiledStatement, compiled, constant, parameter
 from coordinator.database.connection import Connection
 from coordinator.database.tables import Timestamp, lease, period, pool
 from coordinator.exchange.rules.balances import Key, Lease
@@ -171,7 +171,7 @@ _RUNS_OR_IS_NOT_SETTLED = and_(
 
 
 @lru_cache(maxsize=32)
-def _pools(conditions: tuple[str, ...]) -> Statement:
+def _pools(conditions: tuple[str, ...]) -> CompiledStatement:
     wanted = [_CONDITIONS[name] for name in conditions]
     if "periods" not in conditions:
         wanted.append(_RUNS_OR_IS_NOT_SETTLED)

@@ -21,7 +21,7 @@ from coordinator.limits.version import advance_catalogue, lock_catalogue
 from coordinator.rebalancing.moves import begin_moves
 from coordinator.rebalancing.planning import PlannedRebalance, plan_request
 from coordinator.rebalancing.read_rebalances import newest_version, read_rebalance, rebalances_since
-from coordinator.rebalancing.refusals import NewerRebalances, RebalanceRunning, Refusal, Refused
+from coordinator.rebalancing.refusals import NewerRebalances, RebalanceRefused, RebalanceRunning, Refusal
 from coordinator.rebalancing.rules.division import recall_notice
 from coordinator.rebalancing.rules.region_settings import NOTHING_SET, Setting
 from coordinator.rebalancing.schemas import RUNNING, AnyRebalance, Drain, Progress, Rebalance, Restore
@@ -50,7 +50,7 @@ async def plan_rebalance(
     """Return what would be done. Nothing is locked and nothing is changed."""
     try:
         planned = await plan_request(connection, documents, request.body, now, lock=False)
-    except Refused as refused:
+    except RebalanceRefused as refused:
         return refused.refusal
     return Rebalance(
         id=None,
@@ -82,7 +82,7 @@ async def begin_rebalance(
     try:
         planned = await plan_request(connection, documents, request.body, now, lock=True)
         await _refuse_if_running(connection, planned)
-    except Refused as refused:
+    except RebalanceRefused as refused:
         return refused.refusal
     return await _begin(connection, request, planned, now)
 
@@ -98,7 +98,7 @@ async def _refuse_if_running(connection: Connection, planned: PlannedRebalance) 
     keys = [move.key for move in planned.plan.moves]
     other = await connection.fetchval(_RUNNING, [key.quota for key in keys], [key.period for key in keys])
     if other is not None:
-        raise Refused(RebalanceRunning(other))
+        raise RebalanceRefused(RebalanceRunning(other))
 
 
 # --- beginning --------------------------------------------------------------------------------------------------------

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
-from coordinator.limits.rules.validation import Fault
+from coordinator.limits.rules.validation import DocumentFault
 from coordinator.rebalancing.rules.plan import Plan
 from coordinator.rebalancing.schemas import Rebalance
 
 
 class InvalidRebalance(NamedTuple):
-    faults: Sequence[Fault]
+    faults: Sequence[DocumentFault]
 
 
 class NewerRebalances(NamedTuple):
@@ -36,12 +36,12 @@ class UnknownPool(NamedTuple):
 Refusal: TypeAlias = InvalidRebalance | NewerRebalances | RebalanceRunning | NothingToMove | UnknownPool
 
 
-class Refused(Exception):
+class RebalanceRefused(Exception):
     """Ends the planning, and so the transaction, with a refusal."""
 
     def __init__(self, refusal: Refusal) -> None:
         self.refusal = refusal
 
 
-def invalid(field: str, rule: str, reason: str) -> Refused:
-    return Refused(InvalidRebalance([Fault(field, rule, reason)]))
+def invalid(field: str, rule: str, reason: str) -> RebalanceRefused:
+    return RebalanceRefused(InvalidRebalance([DocumentFault(field, rule, reason)]))

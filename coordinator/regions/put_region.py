@@ -11,7 +11,7 @@ from coordinator.database.connection import Connection
 from coordinator.database.notify import notify
 from coordinator.limits.version import advance_catalogue, lock_catalogue
 from coordinator.notice import Notice
-from coordinator.regions.read_regions import Region, read_region
+from coordinator.regions.read_regions import RegionView, read_region
 from protocol.messages import Signal
 
 DEFAULT_WEIGHT = 1
@@ -19,7 +19,7 @@ ACTIVE, DRAINING = "active", "draining"
 
 
 class PutRegion(NamedTuple):
-    region: Region
+    region: RegionView
     is_new: bool
 
 
@@ -29,7 +29,7 @@ async def put_region(
     """Add or change a region. A value that is None stays as it is, or is the default of a new region."""
     await lock_catalogue(connection)
     found = await read_region(connection, name, now)
-    before = found or Region(name, DEFAULT_WEIGHT, ACTIVE, now, epoch=None)
+    before = found or RegionView(name, DEFAULT_WEIGHT, ACTIVE, now, epoch=None)
     after = replace(
         before, weight=before.weight if weight is None else weight, status=before.status if status is None else status
     )
@@ -43,7 +43,7 @@ async def put_region(
     return PutRegion(after, is_new=found is None)
 
 
-def _told(region: Region | None) -> dict[str, object] | None:
+def _told(region: RegionView | None) -> dict[str, object] | None:
     return None if region is None else {"weight": region.weight, "status": region.status}
 
 

@@ -11,7 +11,7 @@ from coordinator.database.connection import Connection
 from coordinator.epochs.rules.split_brain import WINDOW, conflicting_stores
 
 
-class Region(Struct, frozen=True):
+class RegionView(Struct, frozen=True):
     name: str
     weight: int
     status: str
@@ -22,20 +22,20 @@ class Region(Struct, frozen=True):
     regressed_lanes: int = 0  # lanes that wait for an approved rebase
 
 
-async def read_region(connection: Connection, name: str, now: datetime) -> Region | None:
+async def read_region(connection: Connection, name: str, now: datetime) -> RegionView | None:
     row = await connection.fetchrow(f"{_REGIONS} WHERE name = $2", now - WINDOW, name)
     return _region(row) if row else None
 
 
-async def read_regions(connection: Connection, after: str, count: int, now: datetime) -> list[Region]:
+async def read_regions(connection: Connection, after: str, count: int, now: datetime) -> list[RegionView]:
     """Return up to `count` regions by name, from the one after `after`."""
     rows = await connection.fetch(f"{_REGIONS} WHERE name > $2 ORDER BY name LIMIT $3", now - WINDOW, after, count)
     return [_region(row) for row in rows]
 
 
-def _region(row: asyncpg.Record) -> Region:
+def _region(row: asyncpg.Record) -> RegionView:
     fields = dict(row)
-    return Region(split_brain=_has_split_brain(fields.pop("openings")), **fields)
+    return RegionView(split_brain=_has_split_brain(fields.pop("openings")), **fields)
 
 
 def _has_split_brain(openings: Iterable[str]) -> bool:

@@ -14,7 +14,7 @@ from coordinator.access.rules.audit import Action
 from coordinator.http.pagination import PageLinks, PageQuery
 from coordinator.http.parameters import Instant, RegionName, Several, Text
 from coordinator.regions import put_region as operations
-from coordinator.regions.read_regions import Region, read_region, read_regions
+from coordinator.regions.read_regions import RegionView, read_region, read_regions
 from coordinator.state import CoordinatorDep
 from web.bodies import reply
 from web.openapi import described
@@ -49,7 +49,7 @@ class NewRegionBody(RegionBody):
 class RegionList(Struct, frozen=True):
     """Regions by name, as they are now: a change between two pages shows in the second."""
 
-    data: list[Region]
+    data: list[RegionView]
     page: PageLinks
 
 
@@ -61,13 +61,13 @@ async def list_regions(coordinator: CoordinatorDep, _: Reader, query: Annotated[
     return reply(RegionList(rows[: page.size], page.links(rows, lambda row: row.name)))
 
 
-@router.post("/v1/regions", **described(answers={201: Region, 200: Region}, headers={201: ["Location"]}))
+@router.post("/v1/regions", **described(answers={201: RegionView, 200: RegionView}, headers={201: ["Location"]}))
 async def create_region(request: Request, coordinator: CoordinatorDep, caller: Writer, body: NewRegionBody) -> Response:
     """Add a region. If there is one of this name already it is changed, and the answer is 200."""
     return await _put(request, coordinator, caller, body.name, body)
 
 
-@router.get("/v1/regions/{region}", **described(answers={200: Region, 404: None}))
+@router.get("/v1/regions/{region}", **described(answers={200: RegionView, 404: None}))
 async def get_region(region: PathRegion, coordinator: CoordinatorDep, _: Reader) -> Response:
     """Return one region."""
     now = coordinator.clock.now()
@@ -77,7 +77,9 @@ async def get_region(region: PathRegion, coordinator: CoordinatorDep, _: Reader)
     return reply(found)
 
 
-@router.put("/v1/regions/{region}", **described(answers={200: Region, 201: Region}, headers={201: ["Location"]}))
+@router.put(
+    "/v1/regions/{region}", **described(answers={200: RegionView, 201: RegionView}, headers={201: ["Location"]})
+)
 async def put_region(
     request: Request, region: PathRegion, coordinator: CoordinatorDep, caller: Writer, body: RegionBody
 ) -> Response:

@@ -10,7 +10,7 @@ from coordinator.database.connection import Connection
 from coordinator.limits.in_force import Documents
 from coordinator.limits.read_catalogue import read_catalogue
 from coordinator.limits.rules.entitlement import Catalogue, rate_terms, slot_terms
-from coordinator.shared_limits.rules import SLOT_MICRO, Holding, Shared, Terms, beyond, count
+from coordinator.shared_limits.rules import SLOT_MICRO, Holding, Shared, SharingTerms, beyond, count
 from coordinator.shared_limits.statements import read_shares
 from protocol.identifiers import quota_key
 from protocol.limits.rates import Sharing
@@ -71,7 +71,7 @@ async def read_rates(
     now_ms = round(now.timestamp() * 1000)
     return {
         quota: _rate(quota, shared, terms, question, now_ms)
-        if isinstance(terms := rate_terms(catalogue, quota), Terms)
+        if isinstance(terms := rate_terms(catalogue, quota), SharingTerms)
         else None
         for quota, shared in found.items()
     }
@@ -85,7 +85,7 @@ async def read_slots(
     now_ms = round(now.timestamp() * 1000)
     return {
         quota: _slots(quota, shared, terms, question, now_ms)
-        if isinstance(terms := slot_terms(catalogue, quota), Terms)
+        if isinstance(terms := slot_terms(catalogue, quota), SharingTerms)
         else None
         for quota, shared in found.items()
     }
@@ -99,7 +99,7 @@ async def _read(
     return found, await read_catalogue(connection, documents, set(found), now)
 
 
-def _rate(quota: str, shared: Shared, terms: Terms, question: ShareQuestion, now_ms: int) -> SharedRate:
+def _rate(quota: str, shared: Shared, terms: SharingTerms, question: ShareQuestion, now_ms: int) -> SharedRate:
     """Count the debt of a rate up to now: it grows until the next report."""
     count(shared, terms, max(now_ms, shared.at_ms))
     return SharedRate(
@@ -111,7 +111,7 @@ def _rate(quota: str, shared: Shared, terms: Terms, question: ShareQuestion, now
     )
 
 
-def _region_rate(region: str, holding: Holding, terms: Terms, now_ms: int) -> RegionRate:
+def _region_rate(region: str, holding: Holding, terms: SharingTerms, now_ms: int) -> RegionRate:
     base_share_micro = terms.base_share_micro(region)
     return RegionRate(
         region=region,
@@ -122,7 +122,7 @@ def _region_rate(region: str, holding: Holding, terms: Terms, now_ms: int) -> Re
     )
 
 
-def _slots(quota: str, shared: Shared, terms: Terms, question: ShareQuestion, now_ms: int) -> SharedSlots:
+def _slots(quota: str, shared: Shared, terms: SharingTerms, question: ShareQuestion, now_ms: int) -> SharedSlots:
     return SharedSlots(
         quota=quota,
         limit=terms.limit_micro // SLOT_MICRO,
@@ -131,7 +131,7 @@ def _slots(quota: str, shared: Shared, terms: Terms, question: ShareQuestion, no
     )
 
 
-def _region_slots(region: str, holding: Holding, terms: Terms, now_ms: int) -> RegionSlots:
+def _region_slots(region: str, holding: Holding, terms: SharingTerms, now_ms: int) -> RegionSlots:
     base_share_micro, demand_micro = terms.base_share_micro(region), holding.demand_micro
     return RegionSlots(
         region=region,

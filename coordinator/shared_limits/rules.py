@@ -129,7 +129,7 @@ def _wanted(member: Member, demand_micro: int) -> Bound:
     return Bound(member.floor_micro, max(member.floor_micro, most), member.weight)
 
 
-class Terms(NamedTuple):
+class SharingTerms(NamedTuple):
     """A shared limit: how much, among which regions, and how."""
 
     limit_micro: int
@@ -164,25 +164,25 @@ def terms_of(
     members: Mapping[str, Member],
     weights: Mapping[str, int] | None = None,
     burst: int = 0,
-) -> Terms:
+) -> SharingTerms:
     """`weights`: by which stores know their base shares, where people weigh the members otherwise."""
     weights = weights or {region: member.weight for region, member in members.items()}
     total = max(1, sum(weights.values()))
     base_shares = {region: limit_micro * weight // total for region, weight in weights.items()}
     bursts = {region: share_of(burst, weight, total) for region, weight in weights.items()}
-    return Terms(limit_micro, sharing, members, base_shares, bursts=bursts)
+    return SharingTerms(limit_micro, sharing, members, base_shares, bursts=bursts)
 
 
 def terms_of_slots(
     limit: int, slot_ttl_ms: int, members: Mapping[str, Member], weights: Mapping[str, int] | None = None
-) -> Terms:
+) -> SharingTerms:
     weights = weights or {region: member.weight for region, member in members.items()}
     total = max(1, sum(weights.values()))
     base_shares = {region: base_slots(limit, weight, total) * SLOT_MICRO for region, weight in weights.items()}
-    return Terms(limit * SLOT_MICRO, Sharing.STRICT, members, base_shares, slot_ttl_ms)
+    return SharingTerms(limit * SLOT_MICRO, Sharing.STRICT, members, base_shares, slot_ttl_ms)
 
 
-class Report(NamedTuple):
+class DemandReport(NamedTuple):
     """A region's report of one limit, as its store had it at one moment."""
 
     region: str
@@ -259,12 +259,12 @@ class Shared(Struct, array_like=True):
         return [region for region, holding in self.holdings.items() if holding.demand_micro is not None]
 
 
-class Answer(NamedTuple):
+class SharingReply(NamedTuple):
     grant: Grant
     asked: Sequence[str]  # regions that should report at once
 
 
-def share_out(shared: Shared, report: Report, terms: Terms, now_ms: int) -> Answer:
+def share_out(shared: Shared, report: DemandReport, terms: SharingTerms, now_ms: int) -> SharingReply:
     """Apply a region's report and decide its share. Changes `shared`."""
     now_ms = max(now_ms, shared.at_ms)
     for region in terms.members:
@@ -275,11 +275,11 @@ def share_out(shared: Shared, report: Report, terms: Terms, now_ms: int) -> Answ
     targets = targets_of(shared, terms, now_ms)
     is_contended = _is_contended(shared, terms, now_ms)
     grant = _grant(shared, report, targets.get(report.region, 0), terms, is_contended, now_ms)
-    return Answer(grant, _to_ask(shared, report.region, terms, targets, grant, now_ms))
+    return SharingReply(grant, _to_ask(shared, report.region, terms, targets, grant, now_ms))
 
 
 def _to_ask(
-    shared: Shared, region: str, terms: Terms, targets: Mapping[str, int], told: Grant, now_ms: int
+    shared: Shared, region: str, terms: SharingTerms, targets: Mapping[str, int], told: Grant, now_ms: int
 ) -> list[str]:
     """Whoever could give up something: has said nothing yet, or may be using more than it should. And whoever could
     have more than it has, where something is left: it does not come to ask before its time.
@@ -301,7 +301,7 @@ def _to_ask(
 # --- what is held -----------------------------------------------------------------------------------------------------
 
 
-def held_micro(shared: Shared, terms: Terms, from_ms: int, to_ms: int) -> int:
+def held_micro(shared: Shared, terms: SharingTerms, from_ms: int, to_ms: int) -> int:
     """Return the most that all regions together may be using at any time of an interval."""
     return sum(
         holding.most_within(from_ms, to_ms, terms.base_share_micro(region))
@@ -309,7 +309,7 @@ def held_micro(shared: Shared, terms: Terms, from_ms: int, to_ms: int) -> int:
     )
 
 
-def count(shared: Shared, terms: Terms, now_ms: int) -> None:
+def count(shared: Shared, terms: SharingTerms, now_ms: int) -> None:
     """What may have been admitted beyond the limit since it was counted last. Below it, the debt is paid back.
 
     Of who strictly waits for others nothing is owed for what nobody here remembers: it is only not known to be less.
@@ -335,7 +335,7 @@ def _stretches(shared: Shared, from_ms: int, to_ms: int) -> Iterator[tuple[int, 
     return pairwise(sorted({from_ms, to_ms, *(end for end in ends if from_ms < end < to_ms)}))
 
 
-def _excess_micro(shared: Shared, terms: Terms, at_ms: int) -> int:
+def _excess_micro(shared: Shared, terms: SharingTerms, at_ms: int) -> int:
     """Return by how much the regions hold more than the limit."""
     return held_micro(shared, terms, at_ms, at_ms) - terms.limit_micro
 
@@ -347,7 +347,7 @@ class Beyond(NamedTuple):
     overshoot_milli: int  # that may have been so far, at most
 
 
-def beyond(shared: Shared, terms: Terms) -> Beyond:
+def beyond(shared: Shared, terms: SharingTerms) -> Beyond:
     return Beyond(_milli(terms.worst), _milli(max(shared.most_debt, shared.debt)))
 
 
@@ -355,7 +355,7 @@ def _milli(parts: int) -> int:
     return -(-parts * 1000 // NANO_UNITS)
 
 
-def plausible(shared: Shared, report: Report, terms: Terms, now_ms: int) -> Report:
+def plausible(shared: Shared, report: DemandReport, terms: SharingTerms, now_ms: int) -> DemandReport:
     """Bound a report by what can be true of a region with these remembered grants."""
     holding = shared.holdings.setdefault(report.region, Holding())
     has_micro = holding.given_within(now_ms, now_ms, terms.base_share_micro(report.region))
@@ -375,7 +375,7 @@ def plausible(shared: Shared, report: Report, terms: Terms, now_ms: int) -> Repo
     )
 
 
-def _is_lost(holding: Holding, report: Report, now_ms: int) -> bool:
+def _is_lost(holding: Holding, report: DemandReport, now_ms: int) -> bool:
     """The store that reports lost its data, and has no share that it was given since; or another one took its place."""
     is_new = report.epoch > holding.epoch
     given = () if is_new else [each.number for each in holding.perhaps if each.number]
@@ -383,7 +383,7 @@ def _is_lost(holding: Holding, report: Report, now_ms: int) -> bool:
     return report.epoch < holding.epoch or (is_lost and report.number not in given)
 
 
-def hear(shared: Shared, report: Report, terms: Terms, now_ms: int) -> None:
+def hear(shared: Shared, report: DemandReport, terms: SharingTerms, now_ms: int) -> None:
     """A late report, of a share that is known to be superseded, or of an epoch before, says nothing any more."""
     holding = shared.holdings.setdefault(report.region, Holding())
     if report.epoch > holding.epoch:
@@ -402,7 +402,7 @@ def hear(shared: Shared, report: Report, terms: Terms, now_ms: int) -> None:
     holding.perhaps = [_as_named(named, report, terms, holding.lost_until_ms, now_ms), *later]
 
 
-def _begin_epoch(holding: Holding, report: Report, terms: Terms, now_ms: int) -> None:
+def _begin_epoch(holding: Holding, report: DemandReport, terms: SharingTerms, now_ms: int) -> None:
     """A store that lost its data has no share, and not its base share either before all that it had has run out."""
     holding.epoch = report.epoch
     is_lost_already = now_ms < holding.lost_until_ms and holding.perhaps[-1].number == 0  # nothing was given since
@@ -413,7 +413,7 @@ def _begin_epoch(holding: Holding, report: Report, terms: Terms, now_ms: int) ->
         holding.perhaps = [Given(kept_until_ms=holding.lost_until_ms)]
 
 
-def _as_named(named: Given | None, report: Report, terms: Terms, safe_from_ms: int, now_ms: int) -> Given:
+def _as_named(named: Given | None, report: DemandReport, terms: SharingTerms, safe_from_ms: int, now_ms: int) -> Given:
     """It may have given up some of it by itself. Of a share that nobody here knows, it may have more for a while."""
     if not report.number and not terms.is_slots:
         return Given()
@@ -443,7 +443,7 @@ def _refund(shared: Shared, holding: Holding, spent: int, full: int) -> None:
 # --- what it should be ------------------------------------------------------------------------------------------------
 
 
-def targets_of(shared: Shared, terms: Terms, now_ms: int) -> dict[str, int]:
+def targets_of(shared: Shared, terms: SharingTerms, now_ms: int) -> dict[str, int]:
     """Return fair shares of the limit, less a part of the debt, plus what was left before."""
     repaid_micro = min(terms.limit_micro // 4, max(0, shared.balance) // PAID_BACK_IN_MS) if terms.worst else 0
     demands = [_demand(shared, region, terms, now_ms) for region in terms.members]
@@ -469,7 +469,7 @@ def whole_slots(limit_micro: int, shares: Sequence[int], turn: int) -> list[int]
     return whole
 
 
-def _demand(shared: Shared, region: str, terms: Terms, now_ms: int) -> int:
+def _demand(shared: Shared, region: str, terms: SharingTerms, now_ms: int) -> int:
     """Return the demand to count. Without any report it is under half of the base share, later up to all of it."""
     holding, base_share_micro = shared.holdings[region], terms.base_share_micro(region)
     if holding.demand_micro is not None and now_ms < holding.heard_ms + LONGEST_MS:
@@ -478,7 +478,7 @@ def _demand(shared: Shared, region: str, terms: Terms, now_ms: int) -> int:
     return base_share_micro // 2 if is_young else base_share_micro
 
 
-def _is_contended(shared: Shared, terms: Terms, now_ms: int) -> bool:
+def _is_contended(shared: Shared, terms: SharingTerms, now_ms: int) -> bool:
     """Return whether a region would use more than its base share."""
     return any(
         holding.demand_micro is not None
@@ -488,7 +488,9 @@ def _is_contended(shared: Shared, terms: Terms, now_ms: int) -> bool:
     )
 
 
-def _grant(shared: Shared, report: Report, target_micro: int, terms: Terms, is_contended: bool, now_ms: int) -> Grant:
+def _grant(
+    shared: Shared, report: DemandReport, target_micro: int, terms: SharingTerms, is_contended: bool, now_ms: int
+) -> Grant:
     holding, base_share_micro = shared.holdings[report.region], terms.base_share_micro(report.region)
     over_ms, is_lost = now_ms + terms.longest_ms, now_ms < holding.lost_until_ms
     own_micro = holding.most_within(now_ms, over_ms, base_share_micro)
@@ -524,7 +526,7 @@ class _Offer(NamedTuple):
 
 
 def _ahead(
-    shared: Shared, holding: Holding, left_micro: int, target_micro: int, terms: Terms, now_ms: int
+    shared: Shared, holding: Holding, left_micro: int, target_micro: int, terms: SharingTerms, now_ms: int
 ) -> Iterator[_Offer]:
     """More than is surely there: so much that in the end no more than the worst case is owed, whoever falls silent.
 
@@ -539,7 +541,7 @@ def _ahead(
         yield _Offer(min(target_micro, has.rate_micro), lasts_ms)
 
 
-def _room(shared: Shared, terms: Terms, lasts_ms: int, now_ms: int) -> int:
+def _room(shared: Shared, terms: SharingTerms, lasts_ms: int, now_ms: int) -> int:
     """By how much the limit may be exceeded for so long, beside all that was given so before."""
     if shared.debt >= terms.worst:
         return 0
@@ -548,13 +550,13 @@ def _room(shared: Shared, terms: Terms, lasts_ms: int, now_ms: int) -> int:
     return max(0, terms.worst - shared.debt - will_owe) // (lasts_ms + MARGIN_MS)
 
 
-def _knows_all(shared: Shared, terms: Terms, now_ms: int) -> bool:
+def _knows_all(shared: Shared, terms: SharingTerms, now_ms: int) -> bool:
     """Where nothing was remembered, a share may be in force that nobody here knows of, until it is over."""
     knows = {region for region in shared.known if now_ms >= shared.holdings[region].lost_until_ms}
     return now_ms >= shared.since_ms + terms.longest_ms or terms.members.keys() <= knows
 
 
-def _hold(holding: Holding, grant: Grant, used_micro: int, terms: Terms, now_ms: int) -> None:
+def _hold(holding: Holding, grant: Grant, used_micro: int, terms: SharingTerms, now_ms: int) -> None:
     """Until it is named, it or one before it is in force. What is in use ends in its own time, whatever was given."""
     until_ms = now_ms + grant.expires_in_ms + MARGIN_MS + terms.lasting_ms
     kept_until_ms = now_ms + KEPT_MS + terms.lasting_ms - LATEST_REPLY_MS - MARGIN_MS

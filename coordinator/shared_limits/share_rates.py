@@ -17,12 +17,12 @@ from coordinator.notice import Notice
 from coordinator.shared_limits.rules import (
     KEPT_MS,
     SLOT_MICRO,
-    Answer,
     Beyond,
+    DemandReport,
     Grant,
-    Report,
     Shared,
-    Terms,
+    SharingReply,
+    SharingTerms,
     beyond,
     share_out,
 )
@@ -46,7 +46,7 @@ async def share_rates(
     asked = {rate.quota for rate in request.rates} | {slots.quota for slots in request.slots}
     catalogue = await read_catalogue(connection, documents, asked, now)
     found = terms_asked(catalogue, request)
-    terms = {quota: each for quota, each in found.items() if isinstance(each, Terms)}
+    terms = {quota: each for quota, each in found.items() if isinstance(each, SharingTerms)}
     shares = await lock_shares(connection, terms, now) if terms else {}
     response, notices = decide(region, request, found, shares, round(now.timestamp() * 1000))
     if shares:
@@ -59,7 +59,7 @@ async def share_rates(
     return SharedOut(response, overshoots)
 
 
-def terms_asked(catalogue: Catalogue, request: SharesRequest) -> dict[str, Terms | GrantRefusal]:
+def terms_asked(catalogue: Catalogue, request: SharesRequest) -> dict[str, SharingTerms | GrantRefusal]:
     rates = {report.quota: rate_terms(catalogue, report.quota) for report in request.rates}
     return rates | {report.quota: slot_terms(catalogue, report.quota) for report in request.slots}
 
@@ -67,13 +67,13 @@ def terms_asked(catalogue: Catalogue, request: SharesRequest) -> dict[str, Terms
 def decide(
     region: str,
     request: SharesRequest,
-    terms: Mapping[str, Terms | GrantRefusal],
+    terms: Mapping[str, SharingTerms | GrantRefusal],
     shares: Mapping[str, Shared],
     now_ms: int,
 ) -> tuple[SharesResponse, list[Notice]]:
     """Update the shares of all reported limits. Return why the rest was refused."""
     refused: list[ItemRefused] = []
-    answers: dict[str, Answer] = {}
+    answers: dict[str, SharingReply] = {}
     for quota, report in _reports(region, request):
         about = terms[quota]
         if isinstance(about, GrantRefusal):
@@ -83,7 +83,7 @@ def decide(
     rates = [
         _told(each.quota, answers[each.quota].grant, beyond(shares[each.quota], of))
         for each in request.rates
-        if isinstance(of := terms[each.quota], Terms)
+        if isinstance(of := terms[each.quota], SharingTerms)
     ]
     slots = [
         _told_of_slots(each.quota, answers[each.quota].grant, terms[each.quota])
@@ -96,12 +96,12 @@ def decide(
     return SharesResponse(rates=rates, slots=slots, refused=refused), notices
 
 
-def _reports(region: str, request: SharesRequest) -> Iterator[tuple[str, Report]]:
+def _reports(region: str, request: SharesRequest) -> Iterator[tuple[str, DemandReport]]:
     for rate in request.rates:
-        yield rate.quota, Report(region, rate.demand_micro, rate.number, rate.rate_micro, rate.spent)
+        yield rate.quota, DemandReport(region, rate.demand_micro, rate.number, rate.rate_micro, rate.spent)
     for slot in request.slots:
         wanted_micro, held_micro = slot.wanted * SLOT_MICRO, slot.held * SLOT_MICRO
-        yield slot.quota, Report(region, wanted_micro, slot.number, held_micro, 0, slot.epoch, slot.lost_ms)
+        yield slot.quota, DemandReport(region, wanted_micro, slot.number, held_micro, 0, slot.epoch, slot.lost_ms)
 
 
 def _told(quota: str, grant: Grant, past: Beyond) -> RateShare:
@@ -118,8 +118,8 @@ def _told(quota: str, grant: Grant, past: Beyond) -> RateShare:
     )
 
 
-def _told_of_slots(quota: str, grant: Grant, terms: Terms | GrantRefusal) -> SlotShare:
-    assert isinstance(terms, Terms)
+def _told_of_slots(quota: str, grant: Grant, terms: SharingTerms | GrantRefusal) -> SlotShare:
+    assert isinstance(terms, SharingTerms)
     return SlotShare(
         quota=quota,
         number=grant.number,

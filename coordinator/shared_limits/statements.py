@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import BigInteger, ColumnElement, Text, any_, func, or_, select
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from coordinator.database.compiled import Statement, compiled, constant, parameter
+from coordinator.database.compiled import CompiledStatement, compiled, constant, parameter
 from coordinator.database.connection import Connection
 from coordinator.database.tables import shared_limit
 from coordinator.shared_limits.rules import Shared
@@ -76,7 +76,7 @@ _CONDITIONS = {
 
 
 @lru_cache(maxsize=8)
-def _shares(conditions: tuple[str, ...]) -> Statement:
+def _shares(conditions: tuple[str, ...]) -> CompiledStatement:
     return compiled(
         select(shared_limit.c.quota, shared_limit.c.state)
         .where(*(_CONDITIONS[name] for name in conditions), shared_limit.c.quota > parameter("after", Text))

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
-from coordinator.database.compiled import Statement, compiled, constant, parameter
+from coordinator.database.compiled import CompiledStatement, compiled, constant, parameter
 from coordinator.database.connection import Connection
 from coordinator.database.tables import correction, lane, lease, quarantine, resolution
 from coordinator.suspense.resolve import Resolution
@@ -178,7 +178,7 @@ IS_OPEN = case((quarantine.c.quota == constant(""), _lane_is_behind()), else_=_l
 
 
 @cache
-def _quarantine(*, with_evidence: bool) -> Statement:
+def _quarantine(*, with_evidence: bool) -> CompiledStatement:
     kept = quarantine.c
     name = (kept.epoch, kept.lane, kept.seq, kept.quota, kept.period)
     of_lane = and_(resolution.c.lane == kept.lane, resolution.c.seq == kept.seq)

@@ -30,7 +30,7 @@ from coordinator.suspense.rules import (
     EpochEnd,
     ResolutionKind,
     ResolutionRefusal,
-    Terms,
+    ResolutionTerms,
     propose,
     propose_for_held,
     resolve,
@@ -98,7 +98,7 @@ async def propose_resolution(
         return ResolutionRefusal.NO_SUCH_LEASE
     if isinstance(found, Lane):
         about = _About(lane=found.lane, seq=await kept_seq(connection, found))
-        terms = Terms(proposal.kind, 0, 0) if about.seq else ResolutionRefusal.NOT_REGRESSED
+        terms = ResolutionTerms(proposal.kind, 0, 0) if about.seq else ResolutionRefusal.NOT_REGRESSED
     elif isinstance(found, HeldReport):
         about, terms = _About(*found.key), propose_for_held(proposal.kind)
     else:
@@ -183,8 +183,8 @@ async def _resolve_late(
     return entry
 
 
-def _terms(resolution: Resolution) -> Terms:
-    return Terms(resolution.kind, resolution.suspense, resolution.charged)
+def _terms(resolution: Resolution) -> ResolutionTerms:
+    return ResolutionTerms(resolution.kind, resolution.suspense, resolution.charged)
 
 
 async def _lock(connection: Connection, epoch: int, about: Key | int, now: datetime) -> Found | None:

@@ -49,7 +49,7 @@ class ResolutionRefusal(StrEnum):
     SAME_PERSON = "same_person"  # the person who proposes must not approve
 
 
-class Terms(NamedTuple):
+class ResolutionTerms(NamedTuple):
     """The terms of a resolution: of `suspense` units, `charged` are billed as an estimate."""
 
     kind: ResolutionKind
@@ -66,36 +66,36 @@ class EpochEnd(NamedTuple):
 
 def propose(
     book: Lease | Correction, kind: ResolutionKind, units: int, *, is_implausible: bool = False
-) -> Terms | ResolutionRefusal:
+) -> ResolutionTerms | ResolutionRefusal:
     """Return the terms. `units` is for an estimate; the other kinds follow from the lease or correction.
 
     `is_implausible`: the quarantine began with a report of more than a region may report without approval.
     """
     waiting = book.to_carry
     if kind is ResolutionKind.UNATTRIBUTED:
-        return Terms(kind, waiting, 0) if book.is_quarantined else ResolutionRefusal.NOT_QUARANTINED
+        return ResolutionTerms(kind, waiting, 0) if book.is_quarantined else ResolutionRefusal.NOT_QUARANTINED
     if book.is_quarantined:
         dismisses = is_implausible and kind is ResolutionKind.WRITE_OFF
-        return Terms(kind, waiting, 0) if dismisses else ResolutionRefusal.QUARANTINED
+        return ResolutionTerms(kind, waiting, 0) if dismisses else ResolutionRefusal.QUARANTINED
     if not waiting:
         return ResolutionRefusal.NOTHING_IN_SUSPENSE
     charged = {ResolutionKind.WRITE_OFF: 0, ResolutionKind.CHARGE: waiting}.get(kind, units)
     if charged > waiting:
         return ResolutionRefusal.MORE_THAN_IN_SUSPENSE
-    return Terms(kind, waiting, charged)
+    return ResolutionTerms(kind, waiting, charged)
 
 
-def propose_for_held(kind: ResolutionKind) -> Terms | ResolutionRefusal:
+def propose_for_held(kind: ResolutionKind) -> ResolutionTerms | ResolutionRefusal:
     """Return the terms for a kept report without a lease: it can be booked whole, or dismissed."""
     if kind in (ResolutionKind.UNATTRIBUTED, ResolutionKind.WRITE_OFF):
-        return Terms(kind, 0, 0)
+        return ResolutionTerms(kind, 0, 0)
     return ResolutionRefusal.QUARANTINED
 
 
 def resolve(
     pool: Pool,
     lease: Lease,
-    terms: Terms,
+    terms: ResolutionTerms,
     epoch: EpochEnd,
     resolution: object,
     now: datetime,
@@ -115,7 +115,7 @@ def resolve(
 
 
 def resolve_late(
-    late: Late, terms: Terms, resolution: object, now: datetime, *, is_implausible: bool = False
+    late: Late, terms: ResolutionTerms, resolution: object, now: datetime, *, is_implausible: bool = False
 ) -> Movement | ResolutionRefusal:
     if refusal := _refusal(late.book, terms.kind, is_implausible=is_implausible):
         return refusal
@@ -148,7 +148,7 @@ def _refusal(book: Lease | Correction, kind: ResolutionKind, *, is_implausible: 
     return ResolutionRefusal.QUARANTINED if book.is_quarantined else ResolutionRefusal.NOT_QUARANTINED
 
 
-def _end_suspense(entry: Movement, pool: Pool, book: Lease | Correction, terms: Terms) -> None:
+def _end_suspense(entry: Movement, pool: Pool, book: Lease | Correction, terms: ResolutionTerms) -> None:
     waiting = book.to_carry
     drained, left = max(0, terms.suspense - waiting), min(terms.suspense, waiting)
     estimated = min(left, max(0, terms.charged - drained))

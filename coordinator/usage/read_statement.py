@@ -199,7 +199,7 @@ def _adjusted(row: asyncpg.Record) -> Amount:
 # --- sources of a line ------------------------------------------------------------------------------------------------
 
 
-class Source(Struct, frozen=True, kw_only=True):
+class LineSource(Struct, frozen=True, kw_only=True):
     """A report that a line comes from, with its place in the chain; or a movement of the coordinator."""
 
     region: str | None
@@ -217,7 +217,7 @@ class Source(Struct, frozen=True, kw_only=True):
 
 class Sources(NamedTuple):
     line: StatementLine
-    sources: list[Source]
+    sources: list[LineSource]
     numbers: list[str]  # the positions in the list
 
 
@@ -264,9 +264,9 @@ async def _sources(
     return list(await connection.fetch(*statement))
 
 
-def _source(row: asyncpg.Record) -> Source:
+def _source(row: asyncpg.Record) -> LineSource:
     values: dict[str, Any] = {name: _shown(value) for name, value in row.items()}
-    return Source(**{name: values[name] for name in Source.__struct_fields__})
+    return LineSource(**{name: values[name] for name in LineSource.__struct_fields__})
 
 
 def _shown(value: object) -> object:
@@ -335,7 +335,7 @@ _UNITS_OF_KIND = {
 
 
 @cache
-def _sources_of(kind: LineKind) -> query.Statement:
+def _sources_of(kind: LineKind) -> query.CompiledStatement:
     """Select the reports that a line is from, with its units of each, and then the movements without a report."""
     units = _UNITS_OF_KIND[kind]
     of_line = and_(
@@ -373,7 +373,7 @@ def _sources_of(kind: LineKind) -> query.Statement:
 
 
 @cache
-def _estimated() -> query.Statement:
+def _estimated() -> query.CompiledStatement:
     """Select what was estimated and replaced by now, less what was moved since the position."""
     key = (pool.c.name, lease.c.period.label("charge_period"), lease.c.region)
     of_leases = (

@@ -41,7 +41,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
-from coordinator.database.compiled import Statement, compiled, constant, json_text, parameter
+from coordinator.database.compiled import CompiledStatement, compiled, constant, json_text, parameter
 from coordinator.database.connection import Connection
 from coordinator.database.tables import (
     Timestamp,
@@ -55,7 +55,7 @@ from coordinator.database.tables import (
     usage_hour,
 )
 from coordinator.proof.seal import Sealed, find_sealed
-from coordinator.usage.rules.usage import OF_LEASES, OF_POOLS, Dimension, Kept, UsageQuestion
+from coordinator.usage.rules.usage import OF_LEASES, OF_POOLS, Dimension, StoredUsage, UsageQuestion
 
 
 class UsageRow(Struct, frozen=True):
@@ -181,8 +181,8 @@ def _filtered(columns: ReadOnlyColumnCollection[str, Any], filters: Iterable[Dim
 
 @lru_cache(maxsize=256)
 def _usage(
-    kept: Kept, group_by: tuple[Dimension, ...], filters: tuple[Dimension, ...], *, is_now: bool, zeros: bool
-) -> Statement:
+    kept: StoredUsage, group_by: tuple[Dimension, ...], filters: tuple[Dimension, ...], *, is_now: bool, zeros: bool
+) -> CompiledStatement:
     usage = _usage_lines(kept, is_now=is_now).subquery("usage")
     bucket = func.width_bucket(usage.c.at, parameter("boundaries", ARRAY(Timestamp))).label("bucket")
     kinds = [usage.c[dimension] for dimension in group_by]
@@ -198,11 +198,11 @@ def _usage(
     return compiled(in_order.limit(parameter("count", BigInteger)).offset(parameter("skip", BigInteger)))
 
 
-def _usage_lines(kept: Kept, *, is_now: bool) -> SelectBase:
+def _usage_lines(kept: StoredUsage, *, is_now: bool) -> SelectBase:
     """Select usage with its dimensions, from the transfers or from a rollup, which is current."""
-    if kept is Kept.MINUTE:
+    if kept is StoredUsage.MINUTE:
         return _booked()
-    rolled_up = _rolled_up(usage_day if kept is Kept.DAY else usage_hour)
+    rolled_up = _rolled_up(usage_day if kept is StoredUsage.DAY else usage_hour)
     return rolled_up if is_now else union_all(rolled_up, *_booked_since())
 
 
@@ -274,7 +274,7 @@ def _rolled_up(table: Table) -> Select[Any]:
 
 
 @lru_cache(maxsize=64)
-def _unaccounted(filters: tuple[Dimension, ...], *, is_now: bool) -> Statement:
+def _unaccounted(filters: tuple[Dimension, ...], *, is_now: bool) -> CompiledStatement:
     """Select what regions hold now, less what was moved since the position."""
     held = union_all(*_held(), *([] if is_now else _moved_since())).subquery("held")
     of_pools = (
@@ -319,7 +319,7 @@ def _moved_since() -> list[Select[Any]]:
 
 
 @lru_cache(maxsize=64)
-def _is_known(filters: tuple[Dimension, ...], *, is_now: bool) -> Statement:
+def _is_known(filters: tuple[Dimension, ...], *, is_now: bool) -> CompiledStatement:
     of_pools = select(pool.c.tenant, pool.c.name.label("quota"), pool.c.quota.label("quota_key"), pool.c.period)
     known = of_pools.subquery("known")
     booked = (

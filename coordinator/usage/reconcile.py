@@ -14,7 +14,7 @@ from msgspec import structs
 from sqlalchemy import Numeric, Text, any_, cast, func, select, union_all
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from coordinator.database.compiled import Statement, compiled, constant, json_text, parameter
+from coordinator.database.compiled import CompiledStatement, compiled, constant, json_text, parameter
 from coordinator.database.connection import Connection
 from coordinator.database.tables import pool, quarantine, region_epoch, transfer, usage_day, usage_hour
 from coordinator.periods.read_periods import read_period
@@ -29,7 +29,7 @@ from coordinator.usage.rules.reconciliation import (
     Anomaly,
     Books,
     CorrectionRow,
-    LaneRow,
+    LaneSummary,
     LeaseRow,
     Misrolled,
     Moved,
@@ -50,7 +50,7 @@ class Settled(NamedTuple):
     sealed: int  # the last transfer that is covered
     transfers: int  # number of the period's transfers among them
     moved: Sequence[Moved] = ()
-    lanes: Sequence[LaneRow] = ()
+    lanes: Sequence[LaneSummary] = ()
     misrolled: Sequence[Misrolled] = ()
 
 
@@ -123,8 +123,8 @@ def _moved(rows: Sequence[asyncpg.Record]) -> list[Moved]:
     return [Moved(*list(row.values())[:-1]) for row in rows]
 
 
-async def _lanes(connection: Connection, epochs: Collection[int]) -> list[LaneRow]:
-    return [LaneRow(*row.values()) for row in await connection.fetch(_LANES, epochs)]
+async def _lanes(connection: Connection, epochs: Collection[int]) -> list[LaneSummary]:
+    return [LaneSummary(*row.values()) for row in await connection.fetch(_LANES, epochs)]
 
 
 def _pool(row: asyncpg.Record) -> PoolRow:
@@ -218,7 +218,7 @@ _DIMENSIONS = ("policy", "route_class", "api_key", "degraded", "counted_as")
 
 
 @cache
-def _rollup_differences() -> Statement:
+def _rollup_differences() -> CompiledStatement:
     """Select rollups that differ from the transfers: each transfer counts against its hour and its day."""
     its_pool = (pool.c.quota == transfer.c.quota) & (pool.c.period == transfer.c.period)
     said = {name: json_text(transfer.c.dimensions, name) for name in ("tenant", *_DIMENSIONS)}
@@ -267,7 +267,7 @@ def _rollup_differences() -> Statement:
 
 
 @cache
-def _quarantined() -> Statement:
+def _quarantined() -> CompiledStatement:
     kept = quarantine.c
     return compiled(
         select(

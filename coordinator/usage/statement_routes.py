@@ -15,7 +15,7 @@ from coordinator.http.conditions import IfNoneMatch
 from coordinator.http.pagination import NOT_A_CURSOR, Page, PageLinks, PageQuery
 from coordinator.http.parameters import Text, WholeNumber
 from coordinator.state import Coordinator, CoordinatorDep
-from coordinator.usage.read_statement import NoStatement, Source, read_sources, read_statement
+from coordinator.usage.read_statement import LineSource, NoStatement, read_sources, read_statement
 from coordinator.usage.routes import AsOf
 from coordinator.usage.rules.statement import Statement, StatementId, StatementLine, parse_statement_id
 from coordinator.usage.sheets import OTHER_MEDIA, Shape, ShapeParameter, shaped, statement_sheet
@@ -67,7 +67,7 @@ class SourceList(Struct, frozen=True):
     """Reports in the order in which they were booked, followed by movements that have none."""
 
     line: StatementLine
-    data: list[Source]
+    data: list[LineSource]
     page: PageLinks
 
 

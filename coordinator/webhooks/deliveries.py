@@ -43,7 +43,7 @@ class DeliveryResult(NamedTuple):
         return self.status is not None and 200 <= self.status < 300
 
 
-class Delivery(msgspec.Struct, frozen=True):
+class WebhookDelivery(msgspec.Struct, frozen=True):
     event: UUID
     kind: EventKind
     occurred_at: datetime
@@ -84,10 +84,12 @@ async def record_result(
     await connection.execute(_RECORD, due.event, due.webhook, due.attempts, next_attempt_at, *ended, *result)
 
 
-async def read_deliveries(connection: Connection, webhook: UUID, dead: bool, after: UUID, count: int) -> list[Delivery]:
+async def read_deliveries(
+    connection: Connection, webhook: UUID, dead: bool, after: UUID, count: int
+) -> list[WebhookDelivery]:
     """Return up to `count` deliveries of a webhook by the ids of their events, from the one after `after`."""
     rows = await connection.fetch(_LIST, webhook, dead, after, count)
-    return [msgspec.convert(dict(row), Delivery) for row in rows]
+    return [msgspec.convert(dict(row), WebhookDelivery) for row in rows]
 
 
 async def replay(connection: Connection, webhook: UUID, events: Sequence[UUID], by: Actor, now: datetime) -> int:

@@ -16,7 +16,7 @@ from coordinator.http.pagination import PageLinks, PageQuery
 from coordinator.http.parameters import Flag, path_id
 from coordinator.state import CoordinatorDep
 from coordinator.webhooks import deliveries, endpoints
-from coordinator.webhooks.deliveries import Delivery
+from coordinator.webhooks.deliveries import WebhookDelivery
 from coordinator.webhooks.endpoints import MAX_WEBHOOKS, Webhook, WebhookWithSecret
 from coordinator.webhooks.rules import EventKind, canonical_url, fault_of_url
 from web.bodies import JSON, reply
@@ -77,7 +77,7 @@ class WebhookList(Struct, frozen=True):
 class DeliveryList(Struct, frozen=True):
     """Deliveries by the ids of their events."""
 
-    data: list[Delivery]
+    data: list[WebhookDelivery]
     page: PageLinks
 
 

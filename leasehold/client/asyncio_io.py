@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Self
 
-from leasehold.client.http1 import Address
+from leasehold.client.http1 import ServerAddress
 
 CHUNK_BYTES = 65_536
 sleep = asyncio.sleep
@@ -19,7 +19,7 @@ class AsyncStream:
         self._writer = writer
 
     @classmethod
-    async def connect(cls, address: Address, timeout_s: float) -> Self:
+    async def connect(cls, address: ServerAddress, timeout_s: float) -> Self:
         async with asyncio.timeout(timeout_s):
             if address.uds is None:
                 return cls(*await asyncio.open_connection(address.host, address.port))

@@ -17,7 +17,7 @@ _HTTP_URL = re.compile(r"http://(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]/?#:@\s]+))(?::(\
 _UNIX_URL = re.compile(r"unix://(/.+)", re.IGNORECASE)
 
 
-class Address(NamedTuple):
+class ServerAddress(NamedTuple):
     host: str
     port: int
     uds: str | None  # the path of a unix socket
@@ -28,14 +28,14 @@ class Address(NamedTuple):
         return f"{name}:{self.port}"
 
 
-def parse_url(url: str) -> Address:
+def parse_url(url: str) -> ServerAddress:
     """Parse `http://host:port` or `unix:///path`."""
     if unix := _UNIX_URL.fullmatch(url):
-        return Address("", 0, unix[1])
+        return ServerAddress("", 0, unix[1])
     http = _HTTP_URL.fullmatch(url)
     if http is None or int(http[3] or 80) > 65535:
         raise ValueError(f"url: {url!r} is neither http://host:port nor unix:///path/of/a/socket")
-    return Address((http[1] or http[2]).lower(), int(http[3] or 80), None)
+    return ServerAddress((http[1] or http[2]).lower(), int(http[3] or 80), None)
 
 
 def request_bytes(call: Call, host: str, token: str | None) -> bytes:

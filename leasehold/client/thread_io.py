@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Self
 
-from leasehold.client.http1 import Address
+from leasehold.client.http1 import ServerAddress
 
 CHUNK_BYTES = 65_536
 sleep = time.sleep
@@ -21,7 +21,7 @@ class Stream:
         self._connection = connection
 
     @classmethod
-    def connect(cls, address: Address, timeout_s: float) -> Self:
+    def connect(cls, address: ServerAddress, timeout_s: float) -> Self:
         if address.uds is None:
             connection = socket.create_connection((address.host, address.port), timeout=timeout_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

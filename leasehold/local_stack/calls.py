@@ -8,12 +8,12 @@ from urllib.parse import urlsplit
 TIMEOUT_S = 10
 
 
-class Answer(NamedTuple):
+class HttpReply(NamedTuple):
     status: int
     body: Any  # decoded JSON, or None
 
 
-def call(method: str, url: str, *, token: str | None = None, body: object = None) -> Answer:
+def call(method: str, url: str, *, token: str | None = None, body: object = None) -> HttpReply:
     """Send one request on a connection of its own. Raise OSError if no server answers."""
     parts = urlsplit(url)
     assert parts.hostname is not None
@@ -23,7 +23,7 @@ def call(method: str, url: str, *, token: str | None = None, body: object = None
     try:
         connection.request(method, target, None if body is None else json.dumps(body), headers)
         answer = connection.getresponse()
-        return Answer(answer.status, _decoded(answer.read()))
+        return HttpReply(answer.status, _decoded(answer.read()))
     except http.client.HTTPException as error:
         raise ConnectionError(f"{parts.hostname}:{parts.port} does not answer in HTTP") from error
     finally:
@@ -50,7 +50,7 @@ def why_not_ready(url: str) -> str | None:
     return None if answer.status == 200 else detail_of(answer)
 
 
-def detail_of(answer: Answer) -> str:
+def detail_of(answer: HttpReply) -> str:
     """Return the detail of a problem document, or the reasons of an agent that is not ready."""
     if not isinstance(answer.body, dict):
         return f"status {answer.status}"

@@ -40,7 +40,7 @@ LimitValue = int | str  # units of an allowance or a concurrency, or a rate such
 Limit = LimitValue | dict[str, LimitValue]
 
 
-class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DocumentPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A part of the document. An unknown field is an error: a misspelt one would silently keep its default."""
 
 
@@ -91,7 +91,7 @@ DEFAULT_THRESHOLDS = (Portion(percent=50), Portion(percent=80), Portion(percent=
 Thresholds = Annotated[list[int | str], Meta(max_length=MAX_THRESHOLDS)]
 
 
-class QuotaFields(Part, frozen=True, tag_field="kind"):
+class QuotaFields(DocumentPart, frozen=True, tag_field="kind"):
     """The fields that every kind of quota has."""
 
     name: Name
@@ -136,7 +136,7 @@ Quota = AllowanceQuota | RateQuota | ConcurrencyQuota
 SharedQuota = RateQuota | ConcurrencyQuota
 
 
-class RouteMatch(Part, frozen=True):
+class RouteMatch(DocumentPart, frozen=True):
     """Matches requests by route and method. A `*` at the end of a route matches any rest; within it, one segment."""
 
     route: str = "*"
@@ -160,7 +160,7 @@ class Match(RouteMatch, frozen=True):
     ip: str | Annotated[list[str], Meta(min_length=1, max_length=MAX_NETWORKS)] | None = None
 
 
-class IpPrefix(Part, frozen=True):
+class IpPrefix(DocumentPart, frozen=True):
     """How many bits of an address are counted by. A client with a /64 would otherwise have 2^64 quotas."""
 
     ipv4: Annotated[int, Meta(ge=0, le=32)] = 32
@@ -170,7 +170,7 @@ class IpPrefix(Part, frozen=True):
 Costs = dict[str, PositiveUnits]  # by route class
 
 
-class PolicySpec(Part, frozen=True):
+class PolicySpec(DocumentPart, frozen=True):
     name: Name
     quota: Name
     by: Annotated[list[str], Meta(max_length=len(SUBJECT_FIELDS))]  # empty: all requests count against one quota
@@ -185,10 +185,10 @@ class PolicySpec(Part, frozen=True):
     shadow: bool = False  # decided and counted, but never enforced
 
 
-class LimitsDocument(Part, frozen=True):
+class LimitsDocument(DocumentPart, frozen=True):
     quotas: Annotated[list[Quota], Meta(max_length=MAX_QUOTAS)] = []
     policies: Annotated[list[PolicySpec], Meta(max_length=MAX_POLICIES)] = []
-    plans: Annotated[dict[str, Part], Meta(max_length=MAX_PLANS)] = {}
+    plans: Annotated[dict[str, DocumentPart], Meta(max_length=MAX_PLANS)] = {}
     default_plan: str | None = None
     route_classes: Annotated[dict[str, RouteClass], Meta(max_length=MAX_ROUTE_CLASSES)] = {}
     cost_tables: Annotated[dict[str, Costs], Meta(max_length=MAX_ROUTE_CLASSES)] = {}

@@ -7,7 +7,7 @@ from protocol.outcomes import DenialReason
 from regional_agent.admission.rules.certain_denials import CertainDenials
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.shared_limits.share_loop import ShareLoop
-from regional_agent.store.types import Decision, RateCharge, StoreIncarnation, StoreRequest
+from regional_agent.store.types import RateCharge, StoreDecision, StoreIncarnation, StoreRequest
 
 Circumstances = tuple[StoreIncarnation | None, int]  # the store's incarnation, and how often shares have grown
 
@@ -19,10 +19,10 @@ class DenialCache:
         self._epochs = epochs
         self._share_loop = share_loop
         self._clock = clock
-        self._denials: CertainDenials[Decision] = CertainDenials()
+        self._denials: CertainDenials[StoreDecision] = CertainDenials()
         self.circumstances: Circumstances = None, 0
 
-    def find(self, request: StoreRequest) -> Decision | None:
+    def find(self, request: StoreRequest) -> StoreDecision | None:
         """Return the denial that the store would repeat, with its times as they are by now."""
         incarnation, shares = self.circumstances
         if incarnation is not self._epochs.current or shares != self._share_loop.raises:
@@ -35,7 +35,7 @@ class DenialCache:
         return None if cached is None else _later(cached.decision, now_ms - cached.asked_at_ms)
 
     def remember(
-        self, request: StoreRequest, decision: Decision, asked_at_ms: int, circumstances: Circumstances
+        self, request: StoreRequest, decision: StoreDecision, asked_at_ms: int, circumstances: Circumstances
     ) -> None:
         """Keep what a rate denies. Units of an allowance may arrive at any moment, so its denials are not kept."""
         until_ms = [
@@ -50,7 +50,7 @@ class DenialCache:
         self._denials.clear()
 
 
-def _later(decision: Decision, elapsed_ms: int) -> Decision:
+def _later(decision: StoreDecision, elapsed_ms: int) -> StoreDecision:
     policies = [
         replace(
             policy,
@@ -59,4 +59,4 @@ def _later(decision: Decision, elapsed_ms: int) -> Decision:
         )
         for policy in decision.policies
     ]
-    return Decision(False, False, policies)
+    return StoreDecision(False, False, policies)

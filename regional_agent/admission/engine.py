@@ -28,7 +28,7 @@ from regional_agent.admission.token_slices import TokenSlices
 from regional_agent.admission.waiting import CoordinatorNotReached, WaitForUnits
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.quotas import Quotas
-from regional_agent.metrics import Metrics
+from regional_agent.metrics import AgentMetrics
 from regional_agent.shared_limits.share_loop import ShareLoop
 from regional_agent.store.batcher import CheckBatcher, for_each_outcome
 from regional_agent.store.circuit_breaker import is_store_failure
@@ -36,12 +36,12 @@ from regional_agent.store.connection import NoAnswer, StoreError, StoreUnavailab
 from regional_agent.store.types import (
     AllowanceCharge,
     Charge,
-    Decision,
     Fenced,
     OnDecisions,
     Outcome,
     RateCharge,
     SlotCharge,
+    StoreDecision,
     StoreRequest,
     hold_part,
 )
@@ -88,7 +88,7 @@ class AdmissionEngine:
         slices: TokenSlices,
         share_loop: ShareLoop,
         fallback: OutageFallback,
-        metrics: Metrics,
+        metrics: AgentMetrics,
         clock: Clock,
         adjust_ceiling: int = 100,
     ) -> None:
@@ -221,15 +221,15 @@ class AdmissionEngine:
     def _on_outcomes(self, pending: PendingCheck, outcomes: Sequence[Outcome]) -> None:
         """Handle the store's first outcomes of a plan, all that one call had."""
         for outcome in outcomes:
-            if not isinstance(outcome, Decision) or not outcome.allowed or outcome.replayed:
+            if not isinstance(outcome, StoreDecision) or not outcome.allowed or outcome.replayed:
                 break
         else:
-            self._on_admissions(pending, cast(Sequence[Decision], outcomes))
+            self._on_admissions(pending, cast(Sequence[StoreDecision], outcomes))
             return
         for outcome in outcomes:
             self._on_outcome(pending.alone(), outcome)
 
-    def _on_admissions(self, pending: PendingCheck, decisions: Sequence[Decision]) -> None:
+    def _on_admissions(self, pending: PendingCheck, decisions: Sequence[StoreDecision]) -> None:
         """Answer the usual case, in which all are admitted; demand is counted once for all of them."""
         plan, times = pending.plan, len(decisions)
         self._count_demand(plan, decisions[-1], times)
@@ -240,7 +240,7 @@ class AdmissionEngine:
 
     def _on_outcome(self, pending: PendingCheck, outcome: Outcome) -> None:
         plan = pending.plan
-        if isinstance(outcome, Decision) and not outcome.replayed:
+        if isinstance(outcome, StoreDecision) and not outcome.replayed:
             if not outcome.allowed and self._retry_with_slices(pending):
                 return
             self._count_demand(plan, outcome)
@@ -265,11 +265,11 @@ class AdmissionEngine:
         plan = pending.plan
         if not plan.is_subrequest:
             self._metrics.checks.seconds.observe(perf_counter() - pending.started_s)
-        if isinstance(outcome, Decision) and _lacks_lease_only(plan, outcome):
+        if isinstance(outcome, StoreDecision) and _lacks_lease_only(plan, outcome):
             self._fallback.book_adjustment(
                 plan.policy_charges, plan.request, lambda answer: pending.answer(self._fallback_verdict(plan, answer))
             )
-        elif isinstance(outcome, Decision):
+        elif isinstance(outcome, StoreDecision):
             pending.answer(self._verdict(plan, outcome))
         elif isinstance(outcome, (StoreUnavailable, StoreError, Fenced, CoordinatorNotReached)):
             if isinstance(outcome, Fenced):
@@ -284,7 +284,7 @@ class AdmissionEngine:
         else:
             pending.answer(outcome)
 
-    def _count_demand(self, plan: CheckPlan, decision: Decision, times: int = 1) -> None:
+    def _count_demand(self, plan: CheckPlan, decision: StoreDecision, times: int = 1) -> None:
         """Count the demand of a request that was decided so many times; `decision` is the last of them."""
         for each, policy in zip(plan.policy_charges, decision.policies, strict=True):
             charge = each.charge
@@ -304,7 +304,7 @@ class AdmissionEngine:
 
     # --- verdicts -----------------------------------------------------------------------------------------------------
 
-    def _verdict(self, plan: CheckPlan, decision: Decision) -> Verdict:
+    def _verdict(self, plan: CheckPlan, decision: StoreDecision) -> Verdict:
         if len(plan.policy_charges) == 1:
             answers = [self._answers.answer(plan.policy_charges[0], decision.policies[0])]
         else:
@@ -369,7 +369,7 @@ def _is_request_error(outcome: Exception) -> bool:
     return isinstance(outcome, StoreError) and not is_store_failure(outcome)
 
 
-def _lacks_lease_only(plan: CheckPlan, decision: Decision) -> bool:
+def _lacks_lease_only(plan: CheckPlan, decision: StoreDecision) -> bool:
     """Return whether an adjustment was denied only because the region has no lease to book it on."""
     if plan.request.mode != "adjust" or decision.allowed:
         return False

@@ -14,7 +14,7 @@ from regional_agent.admission.rules.ceilings import allowance_ceiling
 from regional_agent.admission.rules.hold_ids import HoldId, HoldSeal, NoHoldKey
 from regional_agent.cluster.cell import Cell
 from regional_agent.http.callers import adjust_forbidden
-from regional_agent.metrics import Metrics
+from regional_agent.metrics import AgentMetrics
 from regional_agent.store.connection import StoreError, StoreUnavailable
 from regional_agent.store.types import HoldState
 from web.problems import InvalidParameter, Problem
@@ -27,7 +27,7 @@ class Holds:
         self,
         cell_of: Callable[[str], Cell],
         seal: HoldSeal,
-        metrics: Metrics,
+        metrics: AgentMetrics,
         limit_of: Callable[[str], int | None],
         adjust_ceiling: int,
     ) -> None:

@@ -126,7 +126,7 @@ class CompiledPolicy:
         return usage_dimensions(self.spec.name, self.spec.usage_by, subject, route_class)
 
 
-class RouteMatch(NamedTuple):
+class RoutePolicies(NamedTuple):
     """What route and method alone decide."""
 
     route_class: str
@@ -163,7 +163,7 @@ class Policies:
         self._routes = Routes((policy.spec.match.route, policy) for policy in _compiled(bundle.document))
         self._classes = RouteClasses(bundle.document.route_classes)
         self._has_others = bundle.weight < bundle.total_weight
-        self._matches: GenerationalCache[tuple[str, str], RouteMatch] = GenerationalCache(MAX_ROUTES)
+        self._matches: GenerationalCache[tuple[str, str], RoutePolicies] = GenerationalCache(MAX_ROUTES)
         self._limits: dict[tuple[str, str | None], int | Rate] = {}
         self._overrides = self._in_force(age_ms)
         self._overridden = {quota_of(key) for key in self._overrides}
@@ -173,7 +173,7 @@ class Policies:
         """Return the policies that a request meets, in the document's order for each kind of route."""
         return _within_network(self._match_route(subject), subject)
 
-    def _match_route(self, subject: Subject) -> RouteMatch:
+    def _match_route(self, subject: Subject) -> RoutePolicies:
         route = subject.get("route", ""), subject.get("method", "")
         match = self._matches.get(route)
         if match is None:
@@ -181,7 +181,7 @@ class Policies:
             self._matches.put(route, match)
         return match
 
-    def _find_policies(self, route: str, method: str) -> RouteMatch:
+    def _find_policies(self, route: str, method: str) -> RoutePolicies:
         route_class = self._classes.of(route, method)
         by_wildcard = sorted(self._routes.by_wildcard(route), key=lambda policy: policy.place)
         found = [
@@ -190,7 +190,7 @@ class Policies:
             if (not policy.methods or method in policy.methods)
             and (not policy.route_classes or route_class in policy.route_classes)
         ]
-        return RouteMatch(route_class, found, any(policy.networks for policy in found))
+        return RoutePolicies(route_class, found, any(policy.networks for policy in found))
 
     def charges_for(self, subject: Subject, cost: int | None) -> list[PolicyCharge]:
         """Return what each policy that the request meets charges. Shadows ignore a subject that they cannot read."""
@@ -290,7 +290,7 @@ class Policies:
         return limit if isinstance(limit, int) else 0
 
 
-def _within_network(match: RouteMatch, subject: Subject) -> list[CompiledPolicy]:
+def _within_network(match: RoutePolicies, subject: Subject) -> list[CompiledPolicy]:
     """Leave out policies for other addresses than the request's."""
     if not match.has_networks:
         return match.policies

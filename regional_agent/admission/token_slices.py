@@ -19,7 +19,7 @@ from regional_agent.admission.rules.slices import HOT, LIFETIME_MS, Heat, Slice
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.shared_limits.share_loop import ShareLoop
 from regional_agent.store.batcher import CheckBatcher, for_each_outcome
-from regional_agent.store.types import Charge, Decision, PolicyDecision, RateCharge, StoreIncarnation, StoreRequest
+from regional_agent.store.types import Charge, PolicyDecision, RateCharge, StoreDecision, StoreIncarnation, StoreRequest
 
 RateSlice = Slice[RateCharge]
 
@@ -39,7 +39,7 @@ class TokenSlices:
 
     # --- for admission ------------------------------------------------------------------------------------------------
 
-    def decide(self, request: StoreRequest) -> Decision | None:
+    def decide(self, request: StoreRequest) -> StoreDecision | None:
         """Decide a request if slices hold everything that it takes. Otherwise return None, and take nothing."""
         if not self._slices or request.operation is not None:
             return None  # only the store knows whether an operation was admitted before
@@ -53,8 +53,8 @@ class TokenSlices:
         if request.mode in LOOKS:
             _put_back(slices, request.charges)
         if len(slices) == 1:
-            return Decision(True, False, [self._answer(slices[0], now_ms)])
-        return Decision(True, False, [self._answer(each, now_ms) for each in slices])
+            return StoreDecision(True, False, [self._answer(slices[0], now_ms)])
+        return StoreDecision(True, False, [self._answer(each, now_ms) for each in slices])
 
     def _take(self, charges: Iterable[Charge], now_ms: int) -> list[RateSlice] | None:
         """Take all charges from slices, or none."""
@@ -73,7 +73,9 @@ class TokenSlices:
         remaining, reset_ms = slice_.remaining(now_ms)
         return PolicyDecision(0, slice_.limit, remaining, reset_ms, 0, remaining, 0, 0)
 
-    def apply(self, request: StoreRequest, decisions: Sequence[Decision], asked_at_ms: int) -> Sequence[Decision]:
+    def apply(
+        self, request: StoreRequest, decisions: Sequence[StoreDecision], asked_at_ms: int
+    ) -> Sequence[StoreDecision]:
         """Add the units that lie here to decisions of the store; take slices of the request's rates if they are hot.
 
         The decisions are of equal requests, and all admit them unless there is only one.
@@ -88,7 +90,9 @@ class TokenSlices:
         now_ms = self._clock.monotonic_ms()
         return [self._with_slices(request, decision, asked_at_ms, now_ms) for decision in decisions]
 
-    def _with_slices(self, request: StoreRequest, decision: Decision, asked_at_ms: int, now_ms: int) -> Decision:
+    def _with_slices(
+        self, request: StoreRequest, decision: StoreDecision, asked_at_ms: int, now_ms: int
+    ) -> StoreDecision:
         pairs = zip(request.charges, decision.policies, strict=True)
         policies = [self._with_slice(charge, policy, asked_at_ms, now_ms) for charge, policy in pairs]
         return replace(decision, policies=policies)
@@ -176,7 +180,7 @@ class TokenSlices:
         units: int,
         incarnation: StoreIncarnation,
         asked_at_ms: int,
-        decision: Decision | Exception,
+        decision: StoreDecision | Exception,
     ) -> None:
         slice_.is_under_way = False
         if isinstance(decision, Exception) or not decision.allowed:
@@ -218,5 +222,5 @@ def _put_back(slices: Iterable[RateSlice], charges: Iterable[Charge]) -> None:
         slice_.put_back(charge.cost)
 
 
-def _ignore(_: Sequence[Decision | Exception]) -> None:
+def _ignore(_: Sequence[StoreDecision | Exception]) -> None:
     """Do nothing. Units that are lost with the call are missing in the bucket until the rate has refilled it."""

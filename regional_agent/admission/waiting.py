@@ -10,8 +10,8 @@ from regional_agent.admission.plan import CheckPlan
 from regional_agent.admission.policies import PolicyCharge
 from regional_agent.leasing.quota import MAY_RETRY, GrantAnswer
 from regional_agent.leasing.quotas import Quotas
-from regional_agent.metrics import Metrics
-from regional_agent.store.types import Decision, Outcome
+from regional_agent.metrics import AgentMetrics
+from regional_agent.store.types import Outcome, StoreDecision
 
 # Denials that more units, or a renewed lease, may turn into an admission.
 WORTH_WAITING = {DenialReason.NO_LEASE, DenialReason.LEASE_EXPIRED, DenialReason.LEASE_SPENT}
@@ -27,7 +27,7 @@ class WaitForUnits:
     def __init__(
         self,
         quotas: Quotas,
-        metrics: Metrics,
+        metrics: AgentMetrics,
         clock: Clock,
         decide_in_store: Callable[[CheckPlan], Awaitable[Outcome]],
     ) -> None:
@@ -55,12 +55,12 @@ class WaitForUnits:
 
         A central quota comes last, when nothing else is missing.
         """
-        if not isinstance(outcome, Decision) or outcome.allowed:
+        if not isinstance(outcome, StoreDecision) or outcome.allowed:
             return None
         return min(self._all_missing(plan, outcome), key=lambda each: each.policy.is_central, default=None)
 
     def _all_missing(self, plan: CheckPlan, outcome: Outcome) -> list[PolicyCharge]:
-        if not isinstance(outcome, Decision) or outcome.allowed:
+        if not isinstance(outcome, StoreDecision) or outcome.allowed:
             return []
         pairs = zip(plan.policy_charges, outcome.policies, strict=True)
         denials = [(each, policy) for each, policy in pairs if not (policy.allowed or each.is_shadow)]

@@ -19,7 +19,7 @@ from regional_agent.leasing.exchange_loop import ExchangeLoop
 from regional_agent.leasing.pacing import Pacing
 from regional_agent.leasing.quotas import Quotas
 from regional_agent.leasing.shutdown import Shutdown
-from regional_agent.metrics import Metrics
+from regional_agent.metrics import AgentMetrics
 from regional_agent.settings import AgentSettings
 from regional_agent.shared_limits.share_loop import ShareLoop
 from regional_agent.store.batcher import CheckBatcher
@@ -39,7 +39,7 @@ class Cell:
         store: Store,
         journal: Journal,
         coordinator: CoordinatorClient,
-        metrics: Metrics,
+        metrics: AgentMetrics,
         settings: AgentSettings,
         clock: Clock,
     ) -> None:

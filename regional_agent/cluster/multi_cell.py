@@ -33,7 +33,7 @@ from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.admission.rules.modes import LOOKS
 from regional_agent.cluster.cell import Cell
 from regional_agent.cluster.rules.cells import cell_of, operation_cell
-from regional_agent.metrics import Metrics
+from regional_agent.metrics import AgentMetrics
 from regional_agent.store.connection import StoreError, StoreUnavailable
 from regional_agent.store.types import (
     AllowanceCharge,
@@ -63,7 +63,7 @@ DecideStep = Callable[[Step], Awaitable[Verdict]]
 
 
 class MultiCellAdmission:
-    def __init__(self, cells: Sequence[Cell], metrics: Metrics) -> None:
+    def __init__(self, cells: Sequence[Cell], metrics: AgentMetrics) -> None:
         self._cells = cells
         self._metrics = metrics
         self._tasks: set[asyncio.Task[None]] = set()

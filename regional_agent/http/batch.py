@@ -46,7 +46,7 @@ def plan_batch_item(admission: Admission, item: bytes) -> CheckPlan | Exception:
         return problem
 
 
-class Batch:
+class PendingBatch:
     def __init__(self, path: str, request_id: str, on_answer: Callable[[BatchAnswer], object]) -> None:
         self._path = path
         self._request_id = request_id

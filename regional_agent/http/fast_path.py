@@ -27,7 +27,7 @@ from regional_agent.admission.check_cache import CheckCache
 from regional_agent.admission.engine import Admission
 from regional_agent.admission.plan import CheckPlan
 from regional_agent.admission.rules.generational_cache import GenerationalCache
-from regional_agent.http.batch import Batch, authorize, plan_or_refusal
+from regional_agent.http.batch import PendingBatch, authorize, plan_or_refusal
 from regional_agent.http.callers import CallerRules
 from regional_agent.http.schemas import BatchItems, HttpAnswer, check_response
 from web.bodies import decode
@@ -325,7 +325,9 @@ class FastProtocol(BoundedProtocol):
         else:
             request_id = head.request_id or new_request_id()
             plans = [authorize(plan, may_adjust=head.may_adjust) for plan in plans]
-            Batch(BATCH, request_id, partial(self._on_batch_answer, request_id)).submit(self.fast_path.admission, plans)
+            PendingBatch(BATCH, request_id, partial(self._on_batch_answer, request_id)).submit(
+                self.fast_path.admission, plans
+            )
 
     def _on_batch_answer(self, request_id: str, answer: BatchAnswer) -> None:
         self._answer(HttpAnswer(200, "application/json", {}, _encode(answer)), request_id)

@@ -19,8 +19,8 @@ from protocol.check import (
     HoldStatus,
 )
 from regional_agent.admission.engine import resolve
-from regional_agent.agent import Region
-from regional_agent.http.batch import Batch, authorize, plan_batch_item
+from regional_agent.agent import RegionalAgent
+from regional_agent.http.batch import PendingBatch, authorize, plan_batch_item
 from regional_agent.http.callers import CallerRules, adjust_forbidden
 from regional_agent.http.refusals import REFUSALS, problem_of
 from regional_agent.http.schemas import BatchItems, check_response, hold_response
@@ -35,9 +35,9 @@ from web.request_ids import request_id_of
 HOT_PATHS = ("/v1/check", "/v1/check:batch")
 
 
-async def the_region(request: Request) -> Region:
+async def the_region(request: Request) -> RegionalAgent:
     """Return the region. It is a coroutine because FastAPI runs plain functions in a thread, for every request."""
-    region: Region = request.app.state.region
+    region: RegionalAgent = request.app.state.region
     return region
 
 
@@ -46,7 +46,7 @@ async def the_workers(request: Request) -> Workers:
     return workers
 
 
-TheRegion = Annotated[Region, Depends(the_region)]
+TheRegion = Annotated[RegionalAgent, Depends(the_region)]
 TheWorkers = Annotated[Workers, Depends(the_workers)]
 HoldId = Annotated[
     str, Path(description="The id of a hold, from the response that made it.", examples=["hold_Q0ZzTk9x"])
@@ -89,7 +89,7 @@ async def check_batch(request: Request, region: TheRegion) -> Response:
     """
     items = (await read_parts(request, BatchItems)).checks
     answer: asyncio.Future[BatchAnswer] = asyncio.get_running_loop().create_future()
-    batch = Batch(request.url.path, request_id_of(request.scope), partial(resolve, answer))
+    batch = PendingBatch(request.url.path, request_id_of(request.scope), partial(resolve, answer))
     may_adjust = rules_of(request).request_may_adjust(request)
     plans = [authorize(plan_batch_item(region.admission, bytes(item)), may_adjust=may_adjust) for item in items]
     batch.submit(region.admission, plans)

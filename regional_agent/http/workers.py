@@ -15,7 +15,7 @@ import msgspec
 from prometheus_client import Gauge
 from prometheus_client.exposition import generate_latest
 
-from regional_agent.agent import Region
+from regional_agent.agent import RegionalAgent
 from regional_agent.health import able_to_enforce
 from regional_agent.health import merged as merged_health
 from web.health import Health
@@ -43,7 +43,7 @@ class Worker(NamedTuple):
 class Workers:
     """All workers as one of them sees them; a single process asks no others."""
 
-    def __init__(self, region: Region, worker: Worker | None) -> None:
+    def __init__(self, region: RegionalAgent, worker: Worker | None) -> None:
         self._region = region
         self._worker = worker
 

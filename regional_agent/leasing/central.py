@@ -13,7 +13,7 @@ from regional_agent.store.types import PolicyDecision
 
 
 @dataclass(slots=True)
-class Batch:
+class CentralBatch:
     """The requests that one exchange asks for."""
 
     members: int = 0
@@ -29,8 +29,8 @@ class Batch:
 class CentralQueue:
     """All requests that wait for units of one quota."""
 
-    gathering: Batch = field(default_factory=Batch)
-    sent: list[Batch] = field(default_factory=list)  # in an exchange that is under way, or was not answered
+    gathering: CentralBatch = field(default_factory=CentralBatch)
+    sent: list[CentralBatch] = field(default_factory=list)  # in an exchange that is under way, or was not answered
     retrying: int = 0  # requests that may try the store, and have not done so yet
     has_surplus: bool = False  # units that no request takes are to go back
 
@@ -47,7 +47,7 @@ class CentralQueue:
         """Close the batch: an exchange asks for all requests that wait, and no later one does."""
         if self.gathering.members:
             self.sent.append(self.gathering)
-            self.gathering = Batch()
+            self.gathering = CentralBatch()
 
     def reply(self, answer: GrantAnswer) -> None:
         """Answer the requests that the exchange asked for."""

@@ -22,7 +22,7 @@ from regional_agent.leasing.pacing import Pacing
 from regional_agent.leasing.quotas import Quotas
 from regional_agent.leasing.rules.reply_timeout import reply_timeout_ms
 from regional_agent.leasing.settlement import Settlement
-from regional_agent.metrics import Metrics
+from regional_agent.metrics import AgentMetrics
 from regional_agent.store.types import StoreIncarnation
 
 MOST_CALL_BYTES = 4 * 1024 * 1024  # of frozen batches in one call: the coordinator reads 16 MiB
@@ -46,7 +46,7 @@ class Delivery:
         quotas: Quotas,
         faults: LaneFaults,
         pacing: Pacing,
-        metrics: Metrics,
+        metrics: AgentMetrics,
         clock: Clock,
     ) -> None:
         self._coordinator = coordinator

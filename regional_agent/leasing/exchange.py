@@ -16,7 +16,7 @@ from regional_agent.leasing.pacing import Pacing
 from regional_agent.leasing.quotas import Quotas
 from regional_agent.leasing.rules.lanes import Lanes
 from regional_agent.leasing.settlement import Settlement
-from regional_agent.metrics import Metrics
+from regional_agent.metrics import AgentMetrics
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import StoreIncarnation
 
@@ -33,7 +33,7 @@ class LaneExchange:
         quotas: Quotas,
         epochs: EpochManager,
         pacing: Pacing,
-        metrics: Metrics,
+        metrics: AgentMetrics,
         clock: Clock,
     ) -> None:
         self._scripts = scripts

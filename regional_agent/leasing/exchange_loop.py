@@ -17,7 +17,7 @@ from regional_agent.leasing.exchange import MOST_QUOTAS, LaneExchange
 from regional_agent.leasing.older_epochs import OlderEpochs
 from regional_agent.leasing.pacing import Pacing
 from regional_agent.leasing.quotas import Quotas
-from regional_agent.metrics import Metrics
+from regional_agent.metrics import AgentMetrics
 from regional_agent.store.connection import StoreError, StoreUnavailable
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import Fenced, LeaseLost, StoreIncarnation
@@ -39,7 +39,7 @@ class ExchangeLoop:
         epochs: EpochManager,
         journal: JournalBooking,
         pacing: Pacing,
-        metrics: Metrics,
+        metrics: AgentMetrics,
         clock: Clock,
     ) -> None:
         self._scripts = scripts

@@ -33,7 +33,7 @@ class Versioned(Protocol):
 T = TypeVar("T", bound=Versioned)
 
 
-class Kept(msgspec.Struct, Generic[T], frozen=True):
+class CachedFeed(msgspec.Struct, Generic[T], frozen=True):
     """The content on disk. Its age is by this machine's clock, which is never compared with another's."""
 
     received_at_ms: int
@@ -133,9 +133,9 @@ class Feed(Generic[T]):
     def _load(self) -> None:
         if self._file is None or not self._file.exists():
             return
-        shape: Any = Kept[self._shape]  # type: ignore[name-defined]  # a class that is only known here
+        shape: Any = CachedFeed[self._shape]  # type: ignore[name-defined]  # a class that is only known here
         try:
-            kept: Kept[T] = msgspec.json.decode(self._file.read_bytes(), type=shape)
+            kept: CachedFeed[T] = msgspec.json.decode(self._file.read_bytes(), type=shape)
         except (OSError, msgspec.MsgspecError) as error:
             log.warning("feed content on disk unreadable", feed=self._name, reason=str(error))
             return
@@ -149,7 +149,7 @@ class Feed(Generic[T]):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             draft = self._file.with_suffix(f".{os.getpid()}.new")  # other workers write theirs
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(msgspec.json.encode(Kept(self._now_ms(), content)))
+                file.write(msgspec.json.encode(CachedFeed(self._now_ms(), content)))
             os.replace(draft, self._file)
         except OSError as error:
             log.warning("feed content cannot be written to disk", feed=self._name, reason=str(error))

@@ -13,7 +13,7 @@ from protocol.outcomes import ExchangeOutcome
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.quotas import Quotas
 from regional_agent.leasing.rules.lanes import Lanes
-from regional_agent.metrics import Metrics
+from regional_agent.metrics import AgentMetrics
 from regional_agent.store.types import FrozenBytes, StoreIncarnation
 
 log = structlog.get_logger()
@@ -35,7 +35,7 @@ class FrozenLane:
 
 
 class LaneFaults:
-    def __init__(self, lanes: Lanes, quotas: Quotas, epochs: EpochManager, metrics: Metrics, clock: Clock) -> None:
+    def __init__(self, lanes: Lanes, quotas: Quotas, epochs: EpochManager, metrics: AgentMetrics, clock: Clock) -> None:
         self._lanes = lanes
         self._quotas = quotas
         self._epochs = epochs

@@ -10,7 +10,7 @@ from regional_agent.leasing.lane_faults import FrozenLane, LaneFaults
 from regional_agent.leasing.pacing import Pacing
 from regional_agent.leasing.quotas import Quotas
 from regional_agent.leasing.rules.lanes import Lanes
-from regional_agent.metrics import Metrics
+from regional_agent.metrics import AgentMetrics
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import StoreIncarnation
 
@@ -31,7 +31,7 @@ class Settlement:
         lanes: Lanes,
         faults: LaneFaults,
         pacing: Pacing,
-        metrics: Metrics,
+        metrics: AgentMetrics,
     ) -> None:
         self._scripts = scripts
         self._quotas = quotas

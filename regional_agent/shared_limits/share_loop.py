@@ -21,7 +21,7 @@ from regional_agent.leasing.coordinator_client import CoordinatorClient, Coordin
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.quotas import Quotas
 from regional_agent.leasing.rules.set_aside import SET_ASIDE_MS, SetAside
-from regional_agent.metrics import Metrics
+from regional_agent.metrics import AgentMetrics
 from regional_agent.shared_limits.rules import (
     CHECK_FALL_MS,
     NANO_UNITS,
@@ -64,7 +64,7 @@ class ShareLoop:
         epochs: EpochManager,
         quotas: Quotas,
         coordinator: CoordinatorClient,
-        metrics: Metrics,
+        metrics: AgentMetrics,
         clock: Clock,
     ) -> None:
         self._agent = agent

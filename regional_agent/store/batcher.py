@@ -13,10 +13,10 @@ from regional_agent.store.circuit_breaker import StoreCircuitBreaker
 from regional_agent.store.connection import StoreUnavailable, set_result_of
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import (
-    Decision,
     OnDecisions,
     Outcome,
     RequestRun,
+    StoreDecision,
     StoreIncarnation,
     StoreRequest,
     split_runs,
@@ -76,9 +76,9 @@ class CheckBatcher:
         for run in runs:
             run.on_decisions([reason] * run.times)
 
-    async def decide(self, incarnation: StoreIncarnation, request: StoreRequest) -> Decision:
+    async def decide(self, incarnation: StoreIncarnation, request: StoreRequest) -> StoreDecision:
         """Submit one request, and await its decision."""
-        future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[StoreDecision] = asyncio.get_running_loop().create_future()
         self.submit(incarnation, request, for_each_outcome(set_result_of(future)))
         return await future
 

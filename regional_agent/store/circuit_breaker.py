@@ -15,7 +15,7 @@ import structlog
 
 from protocol.circuit_breaker import BreakerState, CircuitBreaker
 from protocol.clock import Clock
-from regional_agent.metrics import Metrics
+from regional_agent.metrics import AgentMetrics
 from regional_agent.store.connection import OnReply, Reply, StoreError, StoreUnavailable
 
 log = structlog.get_logger()
@@ -25,7 +25,12 @@ REQUEST_ERRORS = {"ERR", "WRONGTYPE", "NOSCRIPT"}  # codes of errors about a com
 
 class StoreCircuitBreaker:
     def __init__(
-        self, breaker: CircuitBreaker, clock: Clock, metrics: Metrics, probe: Callable[[OnReply], None], pause_ms: int
+        self,
+        breaker: CircuitBreaker,
+        clock: Clock,
+        metrics: AgentMetrics,
+        probe: Callable[[OnReply], None],
+        pause_ms: int,
     ) -> None:
         """`probe` sends a call that a store which can decide answers. `pause_ms`: between the probes while open."""
         self._breaker = breaker

@@ -7,12 +7,12 @@ from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.store import keys
 from regional_agent.store.connection import Argument, Reply, StoreError
 from regional_agent.store.types import (
-    Decision,
     Fenced,
     OperationConflict,
     Outcome,
     PolicyDecision,
     RequestRun,
+    StoreDecision,
     StoreIncarnation,
     StoreRequest,
 )
@@ -65,7 +65,7 @@ def decode_decisions(reply: bytes, runs: Sequence[RequestRun]) -> Iterator[Seque
         if request.hold is None and len(request.charges) == 1 and reply[at] <= _ALLOWED:  # a run fails as a whole
             end = at + times * _OUTCOME_AND_POLICY.size
             yield [
-                Decision(outcome != _DENIED, False, [PolicyDecision(*policy)])
+                StoreDecision(outcome != _DENIED, False, [PolicyDecision(*policy)])
                 for outcome, *policy in _OUTCOME_AND_POLICY.iter_unpack(reply[at:end])
             ]
             at = end
@@ -91,7 +91,7 @@ def _decode_decision(reply: bytes, at: int, request: StoreRequest) -> tuple[Outc
         hold, at = _decode_hold(reply, at)
     end = at + _POLICY.size * len(request.charges)
     policies = [PolicyDecision(*_POLICY.unpack_from(reply, begin)) for begin in range(at, end, _POLICY.size)]
-    return Decision(outcome != _DENIED, outcome == _REPLAYED, policies, hold), end
+    return StoreDecision(outcome != _DENIED, outcome == _REPLAYED, policies, hold), end
 
 
 def _decode_hold(reply: bytes, at: int) -> tuple[HoldTerms, int]:

@@ -21,7 +21,6 @@ from regional_agent.store.types import (
     AgentSlotDemand,
     AllowanceCharge,
     Charge,
-    Decision,
     Fence,
     Fenced,
     FrozenBytes,
@@ -38,6 +37,7 @@ from regional_agent.store.types import (
     SlotCharge,
     SlotReports,
     SlotsInUse,
+    StoreDecision,
     StoreIncarnation,
     StoreRequest,
 )
@@ -145,7 +145,7 @@ class Scripts:
         mode: str,
         charges: Sequence[Charge],
         operation: Operation | None = None,
-    ) -> Decision:
+    ) -> StoreDecision:
         """Decide one request in a call of its own. `CheckBatcher` decides many in one."""
         runs = [RequestRun(StoreRequest(mode, charges, operation), 1, _ignore_decisions)]
         names, arguments = encode_call(self._fence_key, incarnation, runs)

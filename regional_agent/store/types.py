@@ -184,7 +184,7 @@ class PolicyDecision(Struct, frozen=True, gc=False):
         return REASONS[self.code]
 
 
-class Decision(Struct, frozen=True, gc=False):
+class StoreDecision(Struct, frozen=True, gc=False):
     """The decision on a request, with one entry per policy."""
 
     allowed: bool
@@ -193,7 +193,7 @@ class Decision(Struct, frozen=True, gc=False):
     hold: HoldTerms | None = None  # what is held, and for how much longer; replayed: what was held the first time
 
 
-Outcome = Decision | Exception
+Outcome = StoreDecision | Exception
 OnDecisions = Callable[[Sequence[Outcome]], None]
 
 

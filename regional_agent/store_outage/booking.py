@@ -20,7 +20,7 @@ from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import Operation, OperationClaim, StoreIncarnation
 from regional_agent.store_outage.journal import Journal, Segment, units_of
 from regional_agent.store_outage.rules.local_allowances import LocalAllowances
-from regional_agent.store_outage.rules.records import OperationIdentity, Read, batches
+from regional_agent.store_outage.rules.records import OperationIdentity, ReadSegment, batches
 
 log = structlog.get_logger()
 
@@ -84,7 +84,7 @@ class JournalBooking:
             for entry in content.admitted:
                 self._allowances.take_back(entry.quota, entry.units)
 
-    async def _decided(self, segment: Segment, incarnation: StoreIncarnation | None) -> Read | None:
+    async def _decided(self, segment: Segment, incarnation: StoreIncarnation | None) -> ReadSegment | None:
         """Return a segment once its booked part is certain and on disk; None while the store must be asked."""
         content = await segment.content()
         if not self._journal.is_own(segment, content):
@@ -105,7 +105,7 @@ class JournalBooking:
             return None
 
     async def _charged_by_store(
-        self, segment: Segment, content: Read, incarnation: StoreIncarnation
+        self, segment: Segment, content: ReadSegment, incarnation: StoreIncarnation
     ) -> list[OperationIdentity]:
         """Claim all operations of the segment. Return those that a script, or another journal, has charged."""
         operations = content.operations
@@ -125,7 +125,9 @@ class JournalBooking:
             )
         return charged
 
-    async def _send_all(self, segment: Segment, content: Read, incarnation: StoreIncarnation | None) -> str | None:
+    async def _send_all(
+        self, segment: Segment, content: ReadSegment, incarnation: StoreIncarnation | None
+    ) -> str | None:
         """Send all batches of a segment. Return why it was refused; None if it was booked."""
         if not any(content.entries):
             return None  # nothing was written after it was begun, or the store has charged all of it
@@ -157,7 +159,7 @@ class JournalBooking:
             return None
         return f"{reply.outcome.value}: {reply.fault.reason}" if reply.fault is not None else reply.outcome.value
 
-    async def _return_units(self, segment: Segment, content: Read, incarnation: StoreIncarnation) -> None:
+    async def _return_units(self, segment: Segment, content: ReadSegment, incarnation: StoreIncarnation) -> None:
         """Return as many units as were admitted, once. The exchange loop reports it after this booking."""
         if segment.name in self._returned:
             return
@@ -166,7 +168,7 @@ class JournalBooking:
         self._returned.add(segment.name)
 
 
-def _by_lease(content: Read) -> dict[tuple[str, str], int]:
+def _by_lease(content: ReadSegment) -> dict[tuple[str, str], int]:
     units: dict[tuple[str, str], int] = {}
     for entry in content.entries:
         units[entry.quota, entry.period] = units.get((entry.quota, entry.period), 0) + entry.units

@@ -18,13 +18,13 @@ from regional_agent.admission.answers import answer_of
 from regional_agent.admission.policies import PolicyCharge
 from regional_agent.admission.rules.denial_causes import RETRY_MS as RETRY_WHEN_DEGRADED_MS
 from regional_agent.admission.rules.modes import BEYOND_LIMITS, LOOKS, SETS_ASIDE
-from regional_agent.metrics import Metrics
-from regional_agent.store.types import AllowanceCharge, Decision, OperationConflict, RateCharge, StoreRequest
+from regional_agent.metrics import AgentMetrics
+from regional_agent.store.types import AllowanceCharge, OperationConflict, RateCharge, StoreDecision, StoreRequest
 from regional_agent.store_outage.journal import Journal
-from regional_agent.store_outage.rules.local_allowances import Ask as AllowanceAsk
+from regional_agent.store_outage.rules.local_allowances import AllowanceRequest as AllowanceAsk
 from regional_agent.store_outage.rules.local_allowances import LocalAllowances
-from regional_agent.store_outage.rules.local_rates import Ask, LocalAnswer, LocalRates, fraction_of
-from regional_agent.store_outage.rules.records import Entry, Known
+from regional_agent.store_outage.rules.local_rates import LocalAnswer, LocalRates, RateRequest, fraction_of
+from regional_agent.store_outage.rules.records import AdmittedOperation, Entry
 
 STRICTEST_FIRST = (StoreFailure.CLOSED, StoreFailure.LOCAL, StoreFailure.OPEN)
 
@@ -32,7 +32,7 @@ OnAnswer = Callable[[CheckAnswer | Exception], None]
 
 
 class OutageFallback:
-    def __init__(self, journal: Journal, metrics: Metrics, clock: Clock, workers: int = 1) -> None:
+    def __init__(self, journal: Journal, metrics: AgentMetrics, clock: Clock, workers: int = 1) -> None:
         """`workers`: the processes of this agent. Each admits an equal part of the agent's local fraction."""
         self._workers = workers
         self._journal = journal
@@ -41,7 +41,7 @@ class OutageFallback:
         self._clock = clock
         self._rates = LocalRates()
 
-    def note(self, charges: Sequence[PolicyCharge], decision: Decision) -> None:
+    def note(self, charges: Sequence[PolicyCharge], decision: StoreDecision) -> None:
         """Remember what the store reports of allowances, for the time when it is unavailable."""
         for each, policy in zip(charges, decision.policies, strict=True):
             if isinstance(each.charge, AllowanceCharge) and _mode(each) is StoreFailure.LOCAL:
@@ -131,14 +131,14 @@ class OutageFallback:
             return None
         return AllowanceAsk(charge.quota, charge.cost, self._fraction_micro(spec))
 
-    def _rate_ask(self, each: PolicyCharge) -> Ask | None:
+    def _rate_ask(self, each: PolicyCharge) -> RateRequest | None:
         """Return this process's fraction of a rate: with a burst of one unit at least, or it would admit nothing."""
         charge, spec = each.charge, each.policy.spec
         if spec.on_store_failure is not StoreFailure.LOCAL or not isinstance(charge, RateCharge):
             return None
         micro = self._fraction_micro(spec)
         burst = max(min(1, charge.burst), fraction_of(charge.burst, micro))
-        return Ask(charge.quota, charge.cost, fraction_of(charge.rate_micro, micro), burst)
+        return RateRequest(charge.quota, charge.cost, fraction_of(charge.rate_micro, micro), burst)
 
     def _fraction_micro(self, spec: PolicySpec) -> int:
         return round(spec.local_fraction * 1_000_000) // self._workers
@@ -156,7 +156,7 @@ class OutageFallback:
         entries = [self._entry(each) for each in allowances]
         for entry in entries:
             self.allowances.give(entry.quota, entry.units)
-        known = None if request.operation is None else Known(*request.operation)
+        known = None if request.operation is None else AdmittedOperation(*request.operation)
         self._journal.keep(entries, known, partial(self._kept, charges, entries, answer, on_answer))
 
     def _kept(
@@ -228,7 +228,7 @@ def _answer(each: PolicyCharge, *, allowed: bool, cause: DenialCause = DenialCau
     )
 
 
-def _locally(answer: PolicyAnswer, ask: Ask, local: LocalAnswer) -> PolicyAnswer:
+def _locally(answer: PolicyAnswer, ask: RateRequest, local: LocalAnswer) -> PolicyAnswer:
     return msgspec.structs.replace(
         answer,
         allowed=local.allowed,

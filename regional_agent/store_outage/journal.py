@@ -21,10 +21,10 @@ from protocol.clock import Clock
 from regional_agent.admission.rules.generational_cache import GenerationalCache
 from regional_agent.metrics import JournalMetrics
 from regional_agent.store_outage.rules.records import (
+    AdmittedOperation,
     Entry,
-    Known,
     OperationIdentity,
-    Read,
+    ReadSegment,
     Record,
     is_foreign,
     packed,
@@ -48,9 +48,9 @@ class Segment(Protocol):
     async def append(self, data: bytes) -> None:
         """Write data durably. Raises OSError; then none of it is written."""
 
-    async def content(self) -> Read: ...
+    async def content(self) -> ReadSegment: ...
 
-    def read(self) -> Read:
+    def read(self) -> ReadSegment:
         """Read the content, blocking: for use before the event loop has other work."""
 
     def remove(self, *, keep_a_copy: bool) -> None: ...
@@ -78,7 +78,7 @@ class Journal:
         self._segment: Segment | None = None
         self._bytes = 0
         self._began_at_ms = 0
-        self._waiting: list[tuple[list[Entry], Known | None, OnKept]] = []
+        self._waiting: list[tuple[list[Entry], AdmittedOperation | None, OnKept]] = []
         self._writer: asyncio.Task[None] | None = None
         self._operations: GenerationalCache[str, str] = GenerationalCache(MAX_OPERATIONS)
         self._left: set[str] = set()  # segments of another agent, or of an earlier process of this one
@@ -118,7 +118,7 @@ class Journal:
         if found:
             log.warning("outage journal segments recovered", segments=found)
 
-    def is_own(self, segment: Segment, content: Read) -> bool:
+    def is_own(self, segment: Segment, content: ReadSegment) -> bool:
         """Return whether a sealed segment is this region's; if not, ignore it from now on."""
         if self.owner is None or not is_foreign(content.owner, self.owner):
             return True
@@ -134,7 +134,7 @@ class Journal:
 
     # --- admitting ----------------------------------------------------------------------------------------------------
 
-    def keep(self, entries: list[Entry], operation: Known | None, on_kept: OnKept) -> None:
+    def keep(self, entries: list[Entry], operation: AdmittedOperation | None, on_kept: OnKept) -> None:
         """Write entries. `on_kept` gets True once they are durable, False if they are not and will never be."""
         reason = self._refusal()
         if reason is not None:
@@ -171,7 +171,7 @@ class Journal:
         finally:
             self._writer = None
 
-    async def _flush(self, waiting: Sequence[tuple[list[Entry], Known | None, OnKept]]) -> bool:
+    async def _flush(self, waiting: Sequence[tuple[list[Entry], AdmittedOperation | None, OnKept]]) -> bool:
         entries = summed(entry for entries, operation, _ in waiting if operation is None for entry in entries)
         operations = [replace(operation, entries=entries) for entries, operation, _ in waiting if operation is not None]
         data = packed(Record(entries, operations))
@@ -197,7 +197,7 @@ class Journal:
         await self._segment.append(data)
         self._bytes += len(data)
 
-    def _kept(self, entries: list[Entry], operation: Known | None) -> None:
+    def _kept(self, entries: list[Entry], operation: AdmittedOperation | None) -> None:
         self._metrics.units.inc(sum(entry.units for entry in entries))
         if operation is not None:
             self._operations.put(operation.digest, operation.body)
@@ -217,7 +217,7 @@ class Journal:
             self.sealed.append(self._segment)
             self._segment = None
 
-    async def decide(self, segment: Segment, charged: Sequence[OperationIdentity]) -> Read:
+    async def decide(self, segment: Segment, charged: Sequence[OperationIdentity]) -> ReadSegment:
         """Write down which operations of a sealed segment the store has charged. Raises OSError."""
         self._metrics.charged.inc(len(charged))
         await segment.append(packed(Record([], [], list(charged))))
@@ -229,7 +229,7 @@ class Journal:
             await asyncio.wait([self._writer])
         self.seal()
 
-    def drop(self, segment: Segment, content: Read) -> bool:
+    def drop(self, segment: Segment, content: ReadSegment) -> bool:
         """Remove a segment that is booked. Return whether this process has written it."""
         self.sealed.remove(segment)
         self._metrics.booked.inc(sum(entry.units for entry in content.admitted))
@@ -246,7 +246,7 @@ class Journal:
         self.sealed.clear()
 
 
-def units_of(content: Read) -> int:
+def units_of(content: ReadSegment) -> int:
     return sum(entry.units for entry in content.entries)
 
 
@@ -278,10 +278,10 @@ class FileSegment:
             raise
         self._end += len(data)
 
-    async def content(self) -> Read:
+    async def content(self) -> ReadSegment:
         return await asyncio.to_thread(self.read)
 
-    def read(self) -> Read:
+    def read(self) -> ReadSegment:
         return read(self._path.read_bytes())
 
     def remove(self, *, keep_a_copy: bool) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from leasehold.local_stack.calls import Answer, call
+from leasehold.local_stack.calls import HttpReply, call
 from leasehold.local_stack.data_directory import CannotStart
 from leasehold.local_stack.launcher import refuse_used_ports
 from leasehold.local_stack.plan import StackPlan
@@ -73,7 +73,7 @@ class Launcher:
     def left(self) -> list[Identity]:
         return [who for who in self.everybody if is_running(who)]
 
-    def check(self, region: str, cost: int = 1) -> Answer:
+    def check(self, region: str, cost: int = 1) -> HttpReply:
         return call("POST", f"{self.stack['agents'][region]}/v1/check", body=AN_EXPORT | {"cost": cost})
 
     def read(self, path: str) -> Any:

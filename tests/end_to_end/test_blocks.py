@@ -5,7 +5,7 @@ import signal
 from functools import partial
 from pathlib import Path
 
-from leasehold.local_stack.calls import Answer, call
+from leasehold.local_stack.calls import HttpReply, call
 from leasehold.local_stack.plan import REGIONS
 from leasehold.local_stack.processes import wait_until
 from tests.end_to_end.launching import PATIENCE_S, Launcher, running
@@ -31,7 +31,7 @@ def test_a_key_is_blocked_in_every_region_and_let_in_again(tmp_path: Path) -> No
             assert wait_until(partial(is_let_in, launcher, region), PATIENCE_S)
 
 
-def check(launcher: Launcher, region: str) -> Answer:
+def check(launcher: Launcher, region: str) -> HttpReply:
     return call("POST", f"{launcher.stack['agents'][region]}/v1/check", body=ASKED)
 
 
@@ -44,7 +44,7 @@ def is_let_in(launcher: Launcher, region: str) -> bool:
     return check(launcher, region).status == 200
 
 
-def change(launcher: Launcher, method: str, path: str, body: object = None) -> Answer:
+def change(launcher: Launcher, method: str, path: str, body: object = None) -> HttpReply:
     """Call the coordinator with a token that may change limits."""
     token = launcher.stack["tokens"]["quota:write"]
     return call(method, f"{launcher.stack['coordinator']}{path}", token=token, body=body)

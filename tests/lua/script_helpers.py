@@ -11,16 +11,16 @@ from protocol.limits.rates import Rate
 from protocol.messages import ExchangeReply, LeaseReply, RateShare
 from protocol.outcomes import ExchangeOutcome
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
-from regional_agent.metrics import Metrics
+from regional_agent.metrics import AgentMetrics
 from regional_agent.store.circuit_breaker import StoreCircuitBreaker
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import (
     AllowanceCharge,
     Charge,
-    Decision,
     Operation,
     RateCharge,
     RequestRun,
+    StoreDecision,
     StoreIncarnation,
     StoreRequest,
     hold_part,
@@ -32,7 +32,7 @@ DIMENSIONS = '{"policy":"export"}'
 
 
 def breaker() -> StoreCircuitBreaker:
-    return StoreCircuitBreaker(CircuitBreaker(5, 60_000), SystemClock(), Metrics(), lambda on_reply: None, 60_000)
+    return StoreCircuitBreaker(CircuitBreaker(5, 60_000), SystemClock(), AgentMetrics(), lambda on_reply: None, 60_000)
 
 
 def lease_reply(quota: str = QUOTA, **changed: Any) -> LeaseReply:
@@ -89,7 +89,7 @@ async def take(
     *,
     mode: str = "enforce",
     operation: Operation | None = None,
-) -> Decision:
+) -> StoreDecision:
     return await scripts.check(incarnation, mode, [AllowanceCharge(QUOTA, cost, 1000, DIMENSIONS)], operation)
 
 
@@ -101,7 +101,7 @@ async def take_rate(
     rate_micro: int = 1_000,
     burst: int = 10,
     mode: str = "enforce",
-) -> Decision:
+) -> StoreDecision:
     """Take from a bucket that refills so slowly that a test does not notice."""
     return await scripts.check(incarnation, mode, [RateCharge(RATE, cost, rate_micro, burst)])
 
@@ -132,11 +132,11 @@ async def set_aside(
     return decision.hold.id
 
 
-async def ask_for_hold(scripts: Scripts, incarnation: StoreIncarnation, *charges: Charge, **rest: Any) -> Decision:
-    told: list[Decision | Exception] = []
+async def ask_for_hold(scripts: Scripts, incarnation: StoreIncarnation, *charges: Charge, **rest: Any) -> StoreDecision:
+    told: list[StoreDecision | Exception] = []
     answer = asyncio.Event()
 
-    def hear(decisions: Sequence[Decision | Exception]) -> None:
+    def hear(decisions: Sequence[StoreDecision | Exception]) -> None:
         told.extend(decisions)
         answer.set()
 

@@ -16,10 +16,10 @@ from regional_agent.store.sources import LUA
 from regional_agent.store.types import (
     AllowanceCharge,
     Charge,
-    Decision,
     Operation,
     OperationConflict,
     RateCharge,
+    StoreDecision,
     StoreIncarnation,
     StoreRequest,
 )
@@ -62,11 +62,13 @@ async def test_a_run_longer_than_a_call_continues_in_the_next(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await scripts.check(incarnation, "peek", [TOKEN])
-    before, told, batcher = connection.calls, list[Decision | Exception](), CheckBatcher(scripts, breaker())
+    before, told, batcher = connection.calls, list[StoreDecision | Exception](), CheckBatcher(scripts, breaker())
     batcher.submit(incarnation, asked(TOKEN), told.extend, 3 * MAX_REQUESTS - 1)
     await batcher.decide(incarnation, asked(TOKEN))  # in the last of them
     assert connection.calls == before + 3
-    assert [isinstance(each, Decision) and each.allowed for each in told] == [True] * 10 + [False] * (len(told) - 10)
+    assert [isinstance(each, StoreDecision) and each.allowed for each in told] == [True] * 10 + [False] * (
+        len(told) - 10
+    )
     assert len(told) == 3 * MAX_REQUESTS - 1
 
 
@@ -142,7 +144,7 @@ async def test_an_operation_that_comes_twice_in_a_call_is_charged_once(
     *same, other = await asyncio.gather(
         *(batcher.decide(incarnation, each) for each in requests), return_exceptions=True
     )
-    assert [isinstance(each, Decision) and each.replayed for each in same] == [False, True, True]
+    assert [isinstance(each, StoreDecision) and each.replayed for each in same] == [False, True, True]
     assert isinstance(other, OperationConflict)
     assert await available(scripts, incarnation) == 99
 
@@ -177,7 +179,7 @@ async def test_a_request_that_fails_fails_alone(
     assert isinstance(wrong_type, StoreError)
     assert str(wrong_type).startswith("WRONGTYPE")
     assert isinstance(too_short, StoreError)
-    assert [isinstance(each, Decision) and each.policies[0].available for each in (first, last)] == [4, 3]
+    assert [isinstance(each, StoreDecision) and each.policies[0].available for each in (first, last)] == [4, 3]
     assert await available(scripts, incarnation) == 3, "nothing of what failed was taken"
 
 

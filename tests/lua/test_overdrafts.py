@@ -8,7 +8,7 @@ from protocol.messages import FrozenLease, LeaseReply
 from regional_agent.admission.rules.hold_ids import HoldId
 from regional_agent.store.connection import StoreConnection
 from regional_agent.store.scripts import Scripts
-from regional_agent.store.types import Decision, Fenced, RequestRun, StoreIncarnation, StoreRequest
+from regional_agent.store.types import Fenced, RequestRun, StoreDecision, StoreIncarnation, StoreRequest
 from tests.lua.script_helpers import (
     QUOTA,
     ask_for_hold,
@@ -178,12 +178,12 @@ async def test_policies_and_repetitions_of_one_call_share_an_overdraft(
 ) -> None:
     await install(scripts, incarnation, LEASE)
     await is_cut_off(connection, scripts, incarnation)
-    told: list[Decision | Exception] = []
+    told: list[StoreDecision | Exception] = []
     request = StoreRequest("enforce", [charge_of(2), charge_of(1)])
     scripts.send_check(incarnation, [RequestRun(request, 7, told.extend)], lambda _: None)
     while len(told) < 7:
         await take(scripts, incarnation, 1, mode="peek")
-    assert [isinstance(each, Decision) and each.allowed for each in told] == [True] * 6 + [False]
+    assert [isinstance(each, StoreDecision) and each.allowed for each in told] == [True] * 6 + [False]
     assert await owed(scripts, incarnation) == (8, 8)
 
 

@@ -9,7 +9,7 @@ from protocol.identifiers import quota_key
 from protocol.outcomes import HoldOutcome
 from regional_agent.store.connection import StoreConnection
 from regional_agent.store.scripts import Scripts
-from regional_agent.store.types import Charge, Decision, Operation, RateCharge, SlotCharge, StoreIncarnation
+from regional_agent.store.types import Charge, Operation, RateCharge, SlotCharge, StoreDecision, StoreIncarnation
 from tests.conftest import Server
 from tests.lua.script_helpers import QUOTA, RATE, ask_for_hold, available, charge_of, install, lease_reply
 from tests.lua.test_slots import TTL_MS, Slots, slots
@@ -35,7 +35,7 @@ async def check(
     return said(decision)
 
 
-def said(decision: Decision) -> list[tuple[str, int]]:
+def said(decision: StoreDecision) -> list[tuple[str, int]]:
     return [(policy.reason, policy.remaining) for policy in decision.policies]
 
 

@@ -22,13 +22,13 @@ from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import (
     AgentSlotDemand,
     Charge,
-    Decision,
     HoldState,
     Operation,
     PolicyDecision,
     RateCharge,
     RequestRun,
     SlotCharge,
+    StoreDecision,
     StoreIncarnation,
     StoreRequest,
     hold_part,
@@ -55,13 +55,13 @@ class Slots(Clocked):
         self.scripts = Scripts(Direct(self.wire))
         self._operations = 0
 
-    def hold(self, *charges: Charge, ttl_ms: int = TTL_MS) -> Decision:
+    def hold(self, *charges: Charge, ttl_ms: int = TTL_MS) -> StoreDecision:
         self._operations += 1
-        told: list[Decision | Exception] = []
+        told: list[StoreDecision | Exception] = []
         hold = HoldTerms(HoldId.fresh(LIFE.epoch, LIFE.lanes, filter(None, map(hold_part, charges))), ttl_ms)
         request = StoreRequest("hold", charges, Operation(f"o-{self._operations}", "body", TTL_MS), hold)
         self.scripts.send_check(LIFE, [RequestRun(request, 1, told.extend)], lambda _: None)
-        assert isinstance(told[0], Decision), told
+        assert isinstance(told[0], StoreDecision), told
         return told[0]
 
     def slot(self, units: int = 1, limit: int = 5, ttl_ms: int = TTL_MS) -> HoldId:

@@ -33,7 +33,7 @@ from coordinator.exchange.rules.balances import Account, Cause
 from coordinator.exchange.rules.plausibility import ClaimBounds
 from coordinator.exchange.rules.posting import drain_lines, movement, post, split
 from coordinator.exchange.rules.replies import lease_reply
-from coordinator.exchange.rules.settlement import EpochState, Verdict, judge_number
+from coordinator.exchange.rules.settlement import EpochState, SettlementVerdict, judge_number
 from coordinator.exchange.rules.submissions import Submission
 from coordinator.limits.rules.entitlement import Catalogue
 from coordinator.periods.rules import carry_over, closing
@@ -253,7 +253,7 @@ def old_nonce_brings_back_the_epoch(world: World) -> Iterator[Any]:
 @mutant
 def seq_not_checked(world: World) -> Iterator[Any]:
     """A batch is applied whatever its sequence number."""
-    yield patch.object(settlement, "_judge_seq", lambda lane, seq, body: Verdict(ExchangeOutcome.APPLIED))
+    yield patch.object(settlement, "_judge_seq", lambda lane, seq, body: SettlementVerdict(ExchangeOutcome.APPLIED))
 
 
 @mutant
@@ -289,9 +289,9 @@ def evidence_fenced_with_the_grants(world: World) -> Iterator[Any]:
     """Reports of an ended epoch are refused."""
     real = judge_number
 
-    def deaf(lane: Any, *rest: Any) -> Verdict:
+    def deaf(lane: Any, *rest: Any) -> SettlementVerdict:
         is_over = lane is not None and lane.epoch_state is EpochState.FENCED
-        return Verdict(ExchangeOutcome.UNKNOWN_EPOCH) if is_over else real(lane, *rest)
+        return SettlementVerdict(ExchangeOutcome.UNKNOWN_EPOCH) if is_over else real(lane, *rest)
 
     yield patch.object(submissions, "judge_number", deaf)
 
@@ -443,7 +443,7 @@ def a_duplicate_grants(world: World) -> Iterator[Any]:
     def grant(settled: Any, *rest: Any) -> Any:
         wanted = {request.key for request in settled.matched.requests}
         if settled.verdict.outcome is ExchangeOutcome.REPLAYED and set(settled.leases) >= wanted:
-            settled = settled._replace(verdict=Verdict(ExchangeOutcome.APPLIED))
+            settled = settled._replace(verdict=SettlementVerdict(ExchangeOutcome.APPLIED))
         return real(settled, *rest)
 
     yield patch.object(decision, "_grant", grant)
@@ -533,7 +533,7 @@ def a_lost_ledger_goes_unnoticed(world: World) -> Iterator[Any]:
     yield patch.object(
         settlement,
         "_judge_seq",
-        lambda *about: Verdict(believed(judge_seq(*about).outcome, ExchangeOutcome.GAP)),
+        lambda *about: SettlementVerdict(believed(judge_seq(*about).outcome, ExchangeOutcome.GAP)),
     )
     yield patch.object(
         settlement,
@@ -760,7 +760,7 @@ def who_weighs_nothing_is_granted_to(world: World) -> Iterator[Any]:
     real = division.room_below_ceiling
 
     def room_below_ceiling(region: str, taken: Any, of: Any) -> int:
-        part = of.parts.get(region, division.Part())
+        part = of.parts.get(region, division.RegionalPart())
         return real(region, taken, division.Division({**of.parts, region: part._replace(weight=part.weight or 1)}))
 
     yield patch.object(division, "room_below_ceiling", room_below_ceiling)

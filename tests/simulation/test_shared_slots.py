@@ -22,12 +22,12 @@ from regional_agent.store.connection import Argument, OnReply
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import (
     AgentSlotDemand,
-    Decision,
     HoldState,
     Operation,
     PolicyDecision,
     RequestRun,
     SlotCharge,
+    StoreDecision,
     StoreIncarnation,
     StoreRequest,
     hold_part,
@@ -88,16 +88,16 @@ class Region:
         names = (self.incarnation.fingerprint, f"nonce-{self.epoch}", self.epoch, 1)
         at_once(self.scripts.adopt_epoch(*names, is_whole=is_whole))
 
-    def take(self, units: int = 1) -> Decision:
+    def take(self, units: int = 1) -> StoreDecision:
         self.asked += 1
         charge = self.slots._replace(cost=units)
         part = hold_part(charge)
         assert part is not None
         hold = HoldTerms(HoldId.fresh(self.epoch, 1, [part]), 10 * TTL_MS)
         request = StoreRequest("hold", [charge], Operation(f"o-{self.asked}", "body", 60_000), hold)
-        told: list[Decision | Exception] = []
+        told: list[StoreDecision | Exception] = []
         self.scripts.send_check(self.incarnation, [RequestRun(request, 1, told.extend)], lambda _: None)
-        assert isinstance(told[0], Decision), told
+        assert isinstance(told[0], StoreDecision), told
         return told[0]
 
     def tell(self, worker: Worker, action: str, amount: int = 0) -> HoldState:

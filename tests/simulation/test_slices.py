@@ -23,7 +23,7 @@ from regional_agent.admission.policies import Policies
 from regional_agent.admission.rules.slices import HOT, LIFETIME_MS, MAX_SHARE
 from regional_agent.admission.token_slices import TokenSlices
 from regional_agent.leasing.quotas import Quotas
-from regional_agent.metrics import Metrics
+from regional_agent.metrics import AgentMetrics
 from regional_agent.shared_limits.share_loop import ShareLoop
 from regional_agent.store.batcher import CheckBatcher
 from regional_agent.store.circuit_breaker import StoreCircuitBreaker
@@ -119,7 +119,12 @@ def _nobody_probes(_: OnReply) -> None:
 
 class Agent:
     def __init__(self, region: Region, connection: VirtualConnection, incarnation: StoreIncarnation) -> None:
-        self.connection, self.epochs, clock, metrics = connection, OneIncarnation(incarnation), region.clock, Metrics()
+        self.connection, self.epochs, clock, metrics = (
+            connection,
+            OneIncarnation(incarnation),
+            region.clock,
+            AgentMetrics(),
+        )
         self._clock = clock
         breaker = StoreCircuitBreaker(CircuitBreaker(5, 1000), clock, metrics, _nobody_probes, 1000)
         self.batcher = batcher = CheckBatcher(Scripts(connection), breaker)

@@ -34,7 +34,7 @@ from regional_agent.admission.engine import NoPoliciesYet
 from regional_agent.admission.rules import hold_ids
 from regional_agent.admission.rules.ceilings import AboveCeiling
 from regional_agent.admission.rules.subjects import InvalidSubjectValue
-from regional_agent.agent import Region
+from regional_agent.agent import RegionalAgent
 from regional_agent.leasing import epoch as epoch_module
 from regional_agent.settings import AgentSettings
 from tests.simulation.checks.limits import Limits
@@ -312,7 +312,7 @@ class World:
             journal_max_ms=900_000,
             name=agent.name,
         )
-        agent.real = Region(settings, self.clock)
+        agent.real = RegionalAgent(settings, self.clock)
         for cell in agent.real.cells:
             cell.scripts.max_lines = LINES_OF_A_BATCH
         async with agent.real.running():
@@ -508,7 +508,7 @@ class World:
 
     @contextlib.contextmanager
     def composed(self) -> Iterator[None]:
-        """Put the agent together as `Region` does; its two connections lead into this world."""
+        """Put the agent together as `RegionalAgent` does; its two connections lead into this world."""
         tokens = self.chance("nonces")
 
         class Tokens:

@@ -16,7 +16,7 @@ from coordinator.exchange.rules.locked import Bounds, LeaseName, Locked
 from coordinator.exchange.rules.posting import Entry, Movement, Report
 from coordinator.exchange.rules.settlement import (
     Quarantined,
-    Verdict,
+    SettlementVerdict,
     judge_totals,
     key_of,
     quarantine_all,
@@ -54,7 +54,7 @@ class DecidedExchange(NamedTuple):
     """What an exchange came to, as its region is told."""
 
     exchange: Classified
-    verdict: Verdict
+    verdict: SettlementVerdict
     booked: BookedReport | None  # None if its number does not count
     leases: Mapping[Key, Lease]
     current_keys: Iterable[Key]
@@ -84,7 +84,7 @@ class _Settled(NamedTuple):
 
     matched: Matched
     leases: Mapping[Key, Lease]
-    verdict: Verdict
+    verdict: SettlementVerdict
     report: Report
     quarantined: Sequence[Quarantined] = ()
 
@@ -151,7 +151,7 @@ def _settle(
         return settled
     outcome = judge_totals(batch, leases, locked.closed)
     if outcome is not ExchangeOutcome.APPLIED:
-        return settled._replace(verdict=Verdict(outcome))
+        return settled._replace(verdict=SettlementVerdict(outcome))
     for lease in leases.values():
         record_contact(lease, terms, now)
     left = overage_left.setdefault(exchange.region, {})

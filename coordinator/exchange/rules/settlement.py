@@ -38,7 +38,7 @@ class Lane(NamedTuple):
     lost_data: bool = False  # its store did, so what it returned may have been spent
 
 
-class Verdict(NamedTuple):
+class SettlementVerdict(NamedTuple):
     outcome: ExchangeOutcome
     expected_seq: int | None = None
     is_kept: bool = False  # for people, now and for the first time: acknowledged, and nothing is booked
@@ -97,32 +97,32 @@ class Quarantined(NamedTuple):
 # --- judging ----------------------------------------------------------------------------------------------------------
 
 
-def judge_number(lane: Lane | None, fingerprint: str, seq: int, body_hash: bytes) -> Verdict:
+def judge_number(lane: Lane | None, fingerprint: str, seq: int, body_hash: bytes) -> SettlementVerdict:
     """Return a verdict. `applied` means that the totals are judged next; every other outcome is final."""
     if lane is None:
-        return Verdict(ExchangeOutcome.UNKNOWN_EPOCH)
+        return SettlementVerdict(ExchangeOutcome.UNKNOWN_EPOCH)
     if lane.epoch_state is EpochState.RETIRED:
         return _judge_late(_judge_seq(lane, seq, body_hash))
     # A fenced epoch is reported by its region's next incarnation: evidence is never refused.
     if lane.epoch_state is EpochState.CURRENT and lane.fingerprint != fingerprint:
-        return Verdict(ExchangeOutcome.WRONG_FINGERPRINT)
+        return SettlementVerdict(ExchangeOutcome.WRONG_FINGERPRINT)
     return _judge_seq(lane, seq, body_hash)
 
 
-def _judge_seq(lane: Lane, seq: int, body_hash: bytes) -> Verdict:
+def _judge_seq(lane: Lane, seq: int, body_hash: bytes) -> SettlementVerdict:
     if seq > lane.last_seq + 1:
-        return Verdict(ExchangeOutcome.GAP, expected_seq=lane.last_seq + 1)
+        return SettlementVerdict(ExchangeOutcome.GAP, expected_seq=lane.last_seq + 1)
     if seq == lane.last_seq + 1:
-        return Verdict(ExchangeOutcome.APPLIED)
+        return SettlementVerdict(ExchangeOutcome.APPLIED)
     if seq < lane.last_seq:
-        return Verdict(ExchangeOutcome.STALE)
-    return Verdict(ExchangeOutcome.REPLAYED if body_hash == lane.last_hash else ExchangeOutcome.CONFLICT)
+        return SettlementVerdict(ExchangeOutcome.STALE)
+    return SettlementVerdict(ExchangeOutcome.REPLAYED if body_hash == lane.last_hash else ExchangeOutcome.CONFLICT)
 
 
-def _judge_late(verdict: Verdict) -> Verdict:
+def _judge_late(verdict: SettlementVerdict) -> SettlementVerdict:
     """Return the verdict of a retired epoch: nothing is booked, evidence is kept once and acknowledged."""
     if verdict.outcome in (ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED):
-        return Verdict(ExchangeOutcome.RETIRED, is_kept=verdict.outcome is ExchangeOutcome.APPLIED)
+        return SettlementVerdict(ExchangeOutcome.RETIRED, is_kept=verdict.outcome is ExchangeOutcome.APPLIED)
     return verdict
 
 

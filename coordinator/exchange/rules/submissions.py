@@ -28,7 +28,7 @@ from coordinator.exchange.rules.settlement import (
     EpochState,
     Lane,
     QuarantineReason,
-    Verdict,
+    SettlementVerdict,
     is_empty,
     judge_number,
     key_of,
@@ -67,7 +67,7 @@ class Classified(NamedTuple):
     batch: FrozenBatch
     body_hash: bytes
     lane: Lane | None  # None if it was not issued to the region
-    verdict: Verdict
+    verdict: SettlementVerdict
     demands: Sequence[LeaseDemand]  # those that belong to its lane
     refused: Sequence[ItemRefused]
 
@@ -128,12 +128,12 @@ def _classify(call: ExchangeCall, submission: Submission, lanes: Mapping[tuple[i
     return Classified(call.region, batch, body_hash, lane, verdict, demands, refused)
 
 
-def _refuse_foreign_lease(batch: FrozenBatch, lane: Lane) -> Verdict | None:
+def _refuse_foreign_lease(batch: FrozenBatch, lane: Lane) -> SettlementVerdict | None:
     """Refuse a whole batch for one lease of another lane: a batch is one hash."""
     for place, lease in enumerate(batch.leases):
         if (own := lane_of(lease.quota, lane.lanes)) != lane.lane:
             fault = ExchangeFault(field=f"frozen.leases[{place}].quota", rule="lane", reason=_belongs(lease.quota, own))
-            return Verdict(ExchangeOutcome.REFUSED, fault=fault)
+            return SettlementVerdict(ExchangeOutcome.REFUSED, fault=fault)
     return None
 
 

@@ -11,7 +11,7 @@ from coordinator.exchange.statements.recordsets import recordset
 from protocol.messages import FrozenBatch
 
 
-class KeptEvidence(NamedTuple):
+class EvidenceRow(NamedTuple):
     """A row of the quarantine. One that keeps a whole batch names no quota and no period."""
 
     epoch: int
@@ -23,7 +23,7 @@ class KeptEvidence(NamedTuple):
     evidence: str  # as JSON
 
 
-async def insert_quarantine(connection: Connection, rows: Sequence[KeptEvidence], now: datetime) -> None:
+async def insert_quarantine(connection: Connection, rows: Sequence[EvidenceRow], now: datetime) -> None:
     if rows:
         await connection.execute(_INSERT_QUARANTINE, recordset([row._asdict() for row in rows]), now)
 

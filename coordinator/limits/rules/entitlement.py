@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from coordinator.rebalancing.rules.region_settings import NOTHING_SET, Setting, Settings, amount
-from coordinator.shared_limits.rules import SLOT_MICRO, Member, Terms, terms_of, terms_of_slots
+from coordinator.shared_limits.rules import SLOT_MICRO, Member, SharingTerms, terms_of, terms_of_slots
 from protocol.identifiers import parse_quota_key, wider_keys
 from protocol.limits.document import (
     AllowanceQuota,
@@ -134,7 +134,7 @@ def calendar_of_key(began_at: Mapping[str, datetime], spec: AllowanceQuota, quot
     return calendar_of(spec, began_at.get(tenant_of(quota_key) or ""))
 
 
-def rate_terms(catalogue: Catalogue, quota_key: str) -> Terms | GrantRefusal:
+def rate_terms(catalogue: Catalogue, quota_key: str) -> SharingTerms | GrantRefusal:
     """Return the terms of a rate that is shared by demand: its limit, its regions, their weights and bounds."""
     spec = catalogue.spec_of(quota_key)
     if spec is None:
@@ -148,7 +148,7 @@ def rate_terms(catalogue: Catalogue, quota_key: str) -> Terms | GrantRefusal:
     return terms_of(rate.rate_micro, sharing_of(spec), *_who_shares(catalogue, spec, quota_key), rate.burst)
 
 
-def slot_terms(catalogue: Catalogue, quota_key: str) -> Terms | GrantRefusal:
+def slot_terms(catalogue: Catalogue, quota_key: str) -> SharingTerms | GrantRefusal:
     """Return the terms of slots that are shared by demand."""
     spec = catalogue.spec_of(quota_key)
     if spec is None:

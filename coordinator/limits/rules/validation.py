@@ -48,7 +48,7 @@ MAX_WILDCARDS = 4  # of a route
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,31}")
 
 
-class Fault(NamedTuple):
+class DocumentFault(NamedTuple):
     """One thing that is wrong with a document."""
 
     field: str
@@ -56,7 +56,7 @@ class Fault(NamedTuple):
     reason: str
 
 
-def faults_of(document: LimitsDocument) -> list[Fault]:
+def faults_of(document: LimitsDocument) -> list[DocumentFault]:
     """Everything that is wrong with a document, in the order in which it is read."""
     return [
         *_faults_of_names(document),
@@ -71,47 +71,49 @@ def faults_of(document: LimitsDocument) -> list[Fault]:
     ]
 
 
-def _faults_of_names(document: LimitsDocument) -> Iterator[Fault]:
+def _faults_of_names(document: LimitsDocument) -> Iterator[DocumentFault]:
     for plan in document.plans:
         if not is_name(plan):
-            yield Fault(f"plans.{plan}", "name", "a plan's name has lower case letters, digits, - and _")
+            yield DocumentFault(f"plans.{plan}", "name", "a plan's name has lower case letters, digits, - and _")
     if document.default_plan is not None and document.default_plan not in document.plans:
-        yield Fault("default_plan", "known", f"there is no plan {document.default_plan!r}")
+        yield DocumentFault("default_plan", "known", f"there is no plan {document.default_plan!r}")
     yield from _repeated("quotas", [quota.name for quota in document.quotas])
     yield from _repeated("policies", [policy.name for policy in document.policies])
 
 
-def _faults_of_classes(document: LimitsDocument) -> Iterator[Fault]:
+def _faults_of_classes(document: LimitsDocument) -> Iterator[DocumentFault]:
     for name, routes in document.route_classes.items():
         where = f"route_classes.{name}"
         if not is_name(name):
-            yield Fault(where, "name", "a route class's name has lower case letters, digits, - and _")
+            yield DocumentFault(where, "name", "a route class's name has lower case letters, digits, - and _")
         if not routes:
-            yield Fault(where, "required", "a route class has at least one route")
+            yield DocumentFault(where, "required", "a route class has at least one route")
         for index, each in enumerate(routes):
             yield from _faults_of_route(f"{where}[{index}].route", each.route)
             yield from _faults_of_method(f"{where}[{index}].method", each.method)
     for name, table in document.cost_tables.items():
         if not is_name(name):
-            yield Fault(f"cost_tables.{name}", "name", "a table's name has lower case letters, digits, - and _")
+            yield DocumentFault(f"cost_tables.{name}", "name", "a table's name has lower case letters, digits, - and _")
         yield from _faults_of_costs(document, f"cost_tables.{name}", table)
 
 
-def _faults_of_costs(document: LimitsDocument, where: str, table: Costs) -> Iterator[Fault]:
+def _faults_of_costs(document: LimitsDocument, where: str, table: Costs) -> Iterator[DocumentFault]:
     for name in table:
         if name != OTHER_CLASSES and name not in document.route_classes:
-            yield Fault(f"{where}.{name}", "known", f"there is no route class {name!r}; * stands for all others")
+            yield DocumentFault(
+                f"{where}.{name}", "known", f"there is no route class {name!r}; * stands for all others"
+            )
 
 
-def _repeated(where: str, names: list[str]) -> Iterator[Fault]:
+def _repeated(where: str, names: list[str]) -> Iterator[DocumentFault]:
     seen: set[str] = set()
     for index, name in enumerate(names):
         if name in seen:
-            yield Fault(f"{where}[{index}].name", "unique", f"{name!r} is used twice")
+            yield DocumentFault(f"{where}[{index}].name", "unique", f"{name!r} is used twice")
         seen.add(name)
 
 
-def _faults_of_quota(document: LimitsDocument, index: int, quota: Quota) -> Iterator[Fault]:
+def _faults_of_quota(document: LimitsDocument, index: int, quota: Quota) -> Iterator[DocumentFault]:
     where = f"quotas[{index}]"
     yield from _faults_of_limit(document, f"{where}.limit", quota)
     if isinstance(quota, AllowanceQuota):
@@ -121,25 +123,29 @@ def _faults_of_quota(document: LimitsDocument, index: int, quota: Quota) -> Iter
         yield from _faults_of_concurrency(where, quota)
     elif quota.sharing in (Sharing.ADAPTIVE, Sharing.STRICT) and quota.algorithm in WINDOWS:
         reason = f"{quota.algorithm} counts windows, which cannot move between regions: write 'regional'"
-        yield Fault(f"{where}.sharing", "shareable", reason)
+        yield DocumentFault(f"{where}.sharing", "shareable", reason)
 
 
-def _faults_of_mode(where: str, quota: AllowanceQuota) -> Iterator[Fault]:
+def _faults_of_mode(where: str, quota: AllowanceQuota) -> Iterator[DocumentFault]:
     if quota.mode is Mode.REGIONAL and quota.cap != HARD:
         reason = "a soft cap extends one limit of all regions, but here each region has its own: the cap must be hard"
-        yield Fault(where, "cap", reason)
+        yield DocumentFault(where, "cap", reason)
     elif quota.mode is Mode.REGIONAL and quota.carry_over is not None:
         reason = "units that are left of one region's limit would go to all regions: nothing can be carried over"
-        yield Fault(where, "carry_over", reason)
+        yield DocumentFault(where, "carry_over", reason)
     elif quota.mode is Mode.CENTRAL and isinstance(quota.cap, dict) and "overdraft" in quota.cap:
-        yield Fault(where, "cap", "a disconnected region holds no units of a central quota, so it has no overdraft")
+        yield DocumentFault(
+            where, "cap", "a disconnected region holds no units of a central quota, so it has no overdraft"
+        )
     elif quota.mode is Mode.CENTRAL and quota.horizon != DEFAULT_HORIZON:
-        yield Fault(where, "horizon", "nothing is leased ahead of a request, so there is no horizon: leave it out")
+        yield DocumentFault(
+            where, "horizon", "nothing is leased ahead of a request, so there is no horizon: leave it out"
+        )
 
 
-def _faults_of_allowance(document: LimitsDocument, where: str, quota: AllowanceQuota) -> Iterator[Fault]:
+def _faults_of_allowance(document: LimitsDocument, where: str, quota: AllowanceQuota) -> Iterator[DocumentFault]:
     if reason := why_not_for_periods(quota.time_zone):
-        yield Fault(f"{where}.time_zone", "zone", reason)
+        yield DocumentFault(f"{where}.time_zone", "zone", reason)
     yield from _faults_of_cap(f"{where}.cap", quota.cap)
     if quota.horizon != DEFAULT_HORIZON:
         yield from _faults_of_duration(f"{where}.horizon", quota.horizon)
@@ -147,113 +153,113 @@ def _faults_of_allowance(document: LimitsDocument, where: str, quota: AllowanceQ
     yield from _faults_of_carry_over(document, f"{where}.carry_over", quota.carry_over)
 
 
-def _faults_of_carry_over(document: LimitsDocument, where: str, value: Limit | None) -> Iterator[Fault]:
+def _faults_of_carry_over(document: LimitsDocument, where: str, value: Limit | None) -> Iterator[DocumentFault]:
     for plan, each in (value if isinstance(value, dict) else {None: value}).items():
         place = where if plan is None else f"{where}.{plan}"
         if plan is not None and plan not in document.plans:
-            yield Fault(place, "known", f"there is no plan {plan!r}")
+            yield DocumentFault(place, "known", f"there is no plan {plan!r}")
         if each not in (None, 0, ALL):
             try:
                 parse_portion(each)
             except ValueError:
                 reason = f"{each!r} is no portion; write 500 (units), 50% (of the limit), {ALL}, or 0"
-                yield Fault(place, "portion", reason)
+                yield DocumentFault(place, "portion", reason)
 
 
-def _faults_of_cap(where: str, cap: str | dict[str, int]) -> Iterator[Fault]:
+def _faults_of_cap(where: str, cap: str | dict[str, int]) -> Iterator[DocumentFault]:
     if cap in (HARD, SOFT):
         return
     if isinstance(cap, dict) and cap and cap.keys() <= {"overage", "overdraft"}:
         for name, units in cap.items():
             if not 0 <= units <= MAX_UNITS:
-                yield Fault(f"{where}.{name}", "units", f"a whole number from 0 to {MAX_UNITS} is needed")
+                yield DocumentFault(f"{where}.{name}", "units", f"a whole number from 0 to {MAX_UNITS} is needed")
     else:
         reason = (
             f"write {HARD}, {SOFT}, {{overage: 500}}: so far beyond the limit; or {{overdraft: 50}}: so many units"
             " beyond their leases for regions that are cut off"
         )
-        yield Fault(where, "known", reason)
+        yield DocumentFault(where, "known", reason)
 
 
-def _faults_of_thresholds(where: str, thresholds: list[int | str]) -> Iterator[Fault]:
+def _faults_of_thresholds(where: str, thresholds: list[int | str]) -> Iterator[DocumentFault]:
     """Check that thresholds ascend, and so are all of one kind: 80% and 900 units have no order."""
     before: Portion | None = None
     for place, text in enumerate(thresholds):
         try:
             portion = parse_portion(text)
         except ValueError as error:
-            yield Fault(f"{where}[{place}]", "portion", str(error))
+            yield DocumentFault(f"{where}[{place}]", "portion", str(error))
             continue
         if before and (before.units is None) != (portion.units is None):
-            yield Fault(f"{where}[{place}]", "mixed", "thresholds are all in percent, or all in units")
+            yield DocumentFault(f"{where}[{place}]", "mixed", "thresholds are all in percent, or all in units")
         elif before and before >= portion:
-            yield Fault(f"{where}[{place}]", "ascending", f"{text} is not above the threshold before it")
+            yield DocumentFault(f"{where}[{place}]", "ascending", f"{text} is not above the threshold before it")
         before = portion
 
 
-def _faults_of_limit(document: LimitsDocument, where: str, quota: Quota) -> Iterator[Fault]:
+def _faults_of_limit(document: LimitsDocument, where: str, quota: Quota) -> Iterator[DocumentFault]:
     by_plan = quota.limit if isinstance(quota.limit, dict) else {None: quota.limit}
     for plan, value in by_plan.items():
         place = where if plan is None else f"{where}.{plan}"
         if plan is not None and plan not in document.plans and plan != OTHER_PLANS:
-            yield Fault(place, "known", f"there is no plan {plan!r}")
+            yield DocumentFault(place, "known", f"there is no plan {plan!r}")
         yield from faults_of_value(place, quota, value)
     missing = [plan for plan in document.plans if plan not in by_plan]
     if missing and isinstance(quota.limit, dict) and OTHER_PLANS not in quota.limit:
         names = ", ".join(map(repr, missing[:10]))
         reason = f"no limit for the plans {names}, so it would admit nothing of them: name every plan, or write '*'"
-        yield Fault(where, "plans", reason)
+        yield DocumentFault(where, "plans", reason)
 
 
-def faults_of_value(where: str, quota: Quota, value: LimitValue) -> Iterator[Fault]:
+def faults_of_value(where: str, quota: Quota, value: LimitValue) -> Iterator[DocumentFault]:
     """Check one limit, of the document or of an override."""
     if isinstance(quota, RateQuota):
         yield from _faults_of_rate(where, value, quota.algorithm)
         return
     most = MAX_SLOTS if isinstance(quota, ConcurrencyQuota) else MAX_UNITS
     if not isinstance(value, int) or not 0 <= value <= most:
-        yield Fault(where, "units", f"a whole number from 0 to {most} is needed, not {value!r}")
+        yield DocumentFault(where, "units", f"a whole number from 0 to {most} is needed, not {value!r}")
 
 
-def _faults_of_rate(where: str, value: LimitValue, algorithm: str) -> Iterator[Fault]:
+def _faults_of_rate(where: str, value: LimitValue, algorithm: str) -> Iterator[DocumentFault]:
     try:
         parse_rate(value, algorithm)
     except ValueError as error:
-        yield Fault(where, "rate", str(error))
+        yield DocumentFault(where, "rate", str(error))
 
 
-def _faults_of_concurrency(where: str, quota: ConcurrencyQuota) -> Iterator[Fault]:
+def _faults_of_concurrency(where: str, quota: ConcurrencyQuota) -> Iterator[DocumentFault]:
     if quota.slot_ttl is not None:
         yield from _faults_of_slot_ttl(f"{where}.slot_ttl", quota.slot_ttl)
     if quota.sharing is Sharing.ADAPTIVE:
         reason = "running work cannot be asked to stop: share slots by demand with 'strict', or by weight, 'regional'"
-        yield Fault(f"{where}.sharing", "shareable", reason)
+        yield DocumentFault(f"{where}.sharing", "shareable", reason)
 
 
-def _faults_of_slot_ttl(where: str, text: str) -> Iterator[Fault]:
+def _faults_of_slot_ttl(where: str, text: str) -> Iterator[DocumentFault]:
     faults = list(_faults_of_duration(where, text))
     if not faults and not 1000 <= parse_duration_ms(text) <= MAX_SLOT_TTL_MS:
-        faults = [Fault(where, "range", f"a slot is held from 1s to 24h unless it is extended, not {text!r}")]
+        faults = [DocumentFault(where, "range", f"a slot is held from 1s to 24h unless it is extended, not {text!r}")]
     yield from faults
 
 
-def _faults_of_duration(where: str, text: str) -> Iterator[Fault]:
+def _faults_of_duration(where: str, text: str) -> Iterator[DocumentFault]:
     try:
         parse_duration_ms(text)
     except ValueError as error:
-        yield Fault(where, "duration", str(error))
+        yield DocumentFault(where, "duration", str(error))
 
 
-def _faults_of_policy(document: LimitsDocument, index: int, policy: PolicySpec) -> Iterator[Fault]:
+def _faults_of_policy(document: LimitsDocument, index: int, policy: PolicySpec) -> Iterator[DocumentFault]:
     where = f"policies[{index}]"
     quota = next((each for each in document.quotas if each.name == policy.quota), None)
     if quota is None:
-        yield Fault(f"{where}.quota", "known", f"there is no quota {policy.quota!r}")
+        yield DocumentFault(f"{where}.quota", "known", f"there is no quota {policy.quota!r}")
     for place, field in enumerate(policy.by):
         if field not in SUBJECT_FIELDS:
-            yield Fault(f"{where}.by[{place}]", "known", f"{field!r} is none of {', '.join(SUBJECT_FIELDS)}")
+            yield DocumentFault(f"{where}.by[{place}]", "known", f"{field!r} is none of {', '.join(SUBJECT_FIELDS)}")
         if field in policy.by[:place]:
-            yield Fault(f"{where}.by[{place}]", "unique", f"{field!r} is named twice")
+            yield DocumentFault(f"{where}.by[{place}]", "unique", f"{field!r} is named twice")
     yield from _faults_of_usage(where, policy, quota)
     yield from _faults_of_duration(f"{where}.wait", policy.wait)
     yield from _faults_of_route(f"{where}.match.route", policy.match.route)
@@ -263,28 +269,30 @@ def _faults_of_policy(document: LimitsDocument, index: int, policy: PolicySpec) 
     if quota is not None and isinstance(quota.limit, dict) and not {"tenant", "plan"} & set(policy.by):
         # The plan is a tenant's: the coordinator, which only knows what is counted by, could not tell the limit.
         reason = f"the limit of {quota.name!r} depends on the plan: count by tenant, or by plan, too"
-        yield Fault(f"{where}.by", "tenant", reason)
+        yield DocumentFault(f"{where}.by", "tenant", reason)
     if isinstance(quota, AllowanceQuota) and quota.period is PeriodKind.ANNIVERSARY and "tenant" not in policy.by:
         reason = f"the periods of {quota.name!r} follow a tenant's subscription: count by tenant, too"
-        yield Fault(f"{where}.by", "tenant", reason)
+        yield DocumentFault(f"{where}.by", "tenant", reason)
     yield from _faults_of_failure(where, policy, quota)
     if isinstance(quota, AllowanceQuota) and quota.mode is Mode.CENTRAL:
         yield from _faults_of_central_policy(where, policy, quota)
     if policy.on_hold_expiry is HoldExpiry.CHARGE and quota is not None and not isinstance(quota, AllowanceQuota):
-        yield Fault(f"{where}.on_hold_expiry", "allowance", "only a hold of an allowance can be charged")
+        yield DocumentFault(f"{where}.on_hold_expiry", "allowance", "only a hold of an allowance can be charged")
 
 
-def _faults_of_usage(where: str, policy: PolicySpec, quota: Quota | None) -> Iterator[Fault]:
+def _faults_of_usage(where: str, policy: PolicySpec, quota: Quota | None) -> Iterator[DocumentFault]:
     if policy.usage_by and quota is not None and not isinstance(quota, AllowanceQuota):
-        yield Fault(f"{where}.usage_by", "allowance", "usage is only booked for an allowance")
+        yield DocumentFault(f"{where}.usage_by", "allowance", "usage is only booked for an allowance")
     for place, field in enumerate(policy.usage_by):
         if field not in USAGE_FIELDS:
-            yield Fault(f"{where}.usage_by[{place}]", "known", f"{field!r} is none of {', '.join(USAGE_FIELDS)}")
+            yield DocumentFault(
+                f"{where}.usage_by[{place}]", "known", f"{field!r} is none of {', '.join(USAGE_FIELDS)}"
+            )
         if field in policy.usage_by[:place]:
-            yield Fault(f"{where}.usage_by[{place}]", "unique", f"{field!r} is named twice")
+            yield DocumentFault(f"{where}.usage_by[{place}]", "unique", f"{field!r} is named twice")
 
 
-def _faults_of_shadows(document: LimitsDocument) -> Iterator[Fault]:
+def _faults_of_shadows(document: LimitsDocument) -> Iterator[DocumentFault]:
     """Check that shadow policies change nothing for requests: they may only count."""
     allowances = {quota.name for quota in document.quotas if isinstance(quota, AllowanceQuota)}
     enforced = {policy.quota: policy.name for policy in document.policies if not policy.shadow}
@@ -292,57 +300,57 @@ def _faults_of_shadows(document: LimitsDocument) -> Iterator[Fault]:
         where = f"policies[{index}].shadow"
         if policy.shadow and policy.quota in allowances:
             reason = "usage of an allowance is billed: only a rate or a concurrency may be in shadow"
-            yield Fault(where, "supported", reason)
+            yield DocumentFault(where, "supported", reason)
         elif policy.shadow and policy.quota in enforced:
             other = enforced[policy.quota]
             reason = f"{policy.quota!r} is enforced by policy {other!r}, whose units it would take: count another quota"
-            yield Fault(where, "quota", reason)
+            yield DocumentFault(where, "quota", reason)
 
 
-def _faults_of_match(document: LimitsDocument, where: str, match: Match) -> Iterator[Fault]:
+def _faults_of_match(document: LimitsDocument, where: str, match: Match) -> Iterator[DocumentFault]:
     if match.route_class == []:
-        yield Fault(f"{where}.route_class", "required", "name a route class, or leave it out")
+        yield DocumentFault(f"{where}.route_class", "required", "name a route class, or leave it out")
     for place, name in enumerate(as_list(match.route_class)):
         if name not in document.route_classes:
-            yield Fault(_item(where, "route_class", match.route_class, place), "known", f"there is no {name!r}")
+            yield DocumentFault(_item(where, "route_class", match.route_class, place), "known", f"there is no {name!r}")
     for place, text in enumerate(as_list(match.ip)):
         try:
             parse_network(text)
         except ValueError as error:
-            yield Fault(_item(where, "ip", match.ip, place), "network", f"{error}; write it as 10.0.0.0/8")
+            yield DocumentFault(_item(where, "ip", match.ip, place), "network", f"{error}; write it as 10.0.0.0/8")
 
 
 def _item(where: str, name: str, value: str | list[str] | None, place: int) -> str:
     return f"{where}.{name}[{place}]" if isinstance(value, list) else f"{where}.{name}"
 
 
-def _faults_of_cost(document: LimitsDocument, where: str, cost: int | str | Costs) -> Iterator[Fault]:
+def _faults_of_cost(document: LimitsDocument, where: str, cost: int | str | Costs) -> Iterator[DocumentFault]:
     if isinstance(cost, str) and cost not in document.cost_tables:
-        yield Fault(where, "known", f"there is no table {cost!r} in cost_tables")
+        yield DocumentFault(where, "known", f"there is no table {cost!r} in cost_tables")
     elif isinstance(cost, dict):
         yield from _faults_of_costs(document, where, cost)
 
 
-def _faults_of_route(where: str, route: str) -> Iterator[Fault]:
+def _faults_of_route(where: str, route: str) -> Iterator[DocumentFault]:
     segments = route.removesuffix("*").split("/")
     if "**" in route or any("*" in segment and segment != "*" for segment in segments):
-        yield Fault(where, "wildcard", "a * is the last character, or a whole segment as in /v1/*/exports")
+        yield DocumentFault(where, "wildcard", "a * is the last character, or a whole segment as in /v1/*/exports")
     if route.count("*") > MAX_WILDCARDS:
-        yield Fault(where, "wildcard", f"a route has at most {MAX_WILDCARDS} of *")
+        yield DocumentFault(where, "wildcard", f"a route has at most {MAX_WILDCARDS} of *")
     if route != "*" and not route.startswith("/"):
-        yield Fault(where, "path", "a route begins with /")
+        yield DocumentFault(where, "path", "a route begins with /")
 
 
-def _faults_of_method(where: str, method: str | list[str]) -> Iterator[Fault]:
+def _faults_of_method(where: str, method: str | list[str]) -> Iterator[DocumentFault]:
     """Check methods. They are in capitals in requests: another spelling would match, and so limit, nothing."""
     if method == []:
-        yield Fault(where, "required", "name a method, or * for all")
+        yield DocumentFault(where, "required", "name a method, or * for all")
     for each in method if isinstance(method, list) else [method]:
         if not _METHOD.fullmatch(each) and method != "*":
-            yield Fault(where, "method", f"{each!r} is no method; write GET, or * for all")
+            yield DocumentFault(where, "method", f"{each!r} is no method; write GET, or * for all")
 
 
-def _faults_of_central_policy(where: str, policy: PolicySpec, quota: Quota) -> Iterator[Fault]:
+def _faults_of_central_policy(where: str, policy: PolicySpec, quota: Quota) -> Iterator[DocumentFault]:
     """Check policies of a central quota: without the coordinator's reply nothing is admitted."""
     try:
         wait_ms = parse_duration_ms(policy.wait)
@@ -353,13 +361,13 @@ def _faults_of_central_policy(where: str, policy: PolicySpec, quota: Quota) -> I
         reason = (
             f"{quota.name!r} is central: each request waits for the coordinator, for at most {longest_s}s, not for 0s"
         )
-        yield Fault(f"{where}.wait", "range", reason)
+        yield DocumentFault(f"{where}.wait", "range", reason)
     if policy.on_store_failure is not StoreFailure.CLOSED:
         reason = f"{quota.name!r} is central: without the coordinator nothing is admitted, so it fails 'closed'"
-        yield Fault(f"{where}.on_store_failure", "supported", reason)
+        yield DocumentFault(f"{where}.on_store_failure", "supported", reason)
 
 
-def _faults_of_failure(where: str, policy: PolicySpec, quota: Quota | None) -> Iterator[Fault]:
+def _faults_of_failure(where: str, policy: PolicySpec, quota: Quota | None) -> Iterator[DocumentFault]:
     if policy.on_store_failure is not StoreFailure.CLOSED and isinstance(quota, ConcurrencyQuota):
         reason = "a concurrency fails closed: without the store it is unknown which slots are in use"
-        yield Fault(f"{where}.on_store_failure", "supported", reason)
+        yield DocumentFault(f"{where}.on_store_failure", "supported", reason)

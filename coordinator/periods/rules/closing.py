@@ -99,7 +99,7 @@ class OpenLease(NamedTuple):
         return self.outstanding > 0 and self.reported_at is not None and self.reported_at >= period.ends_at
 
 
-class HoldTerms(NamedTuple):
+class OpenHoldTerms(NamedTuple):
     """How long a close waits for open holds."""
 
     until: datetime
@@ -112,7 +112,7 @@ def missing_for_close(
     findings: Iterable[Finding],
     grace_ends_at: datetime,
     now: datetime,
-    holds: HoldTerms,
+    holds: OpenHoldTerms,
     *,
     carries_suspense: bool,
 ) -> list[Missing]:
@@ -126,7 +126,7 @@ def missing_for_close(
 
 
 def _missing_of(
-    lease: OpenLease, period: Period, holds: HoldTerms, now: datetime, carries_suspense: bool
+    lease: OpenLease, period: Period, holds: OpenHoldTerms, now: datetime, carries_suspense: bool
 ) -> Iterator[Missing]:
     def missing(what: Obstacle, reason: str, units: int | None, until: datetime | None = None) -> Missing:
         return Missing(

@@ -31,7 +31,7 @@ from protocol.limits.document import LimitValue, Mode
 from protocol.messages import Signal
 
 
-class Part(NamedTuple):
+class RegionalPart(NamedTuple):
     """The weight, floor and ceiling of one region in a pool."""
 
     weight: int = 1
@@ -75,7 +75,7 @@ class Move:
 class Division:
     """The division of one pool."""
 
-    parts: Mapping[str, Part]  # by active region
+    parts: Mapping[str, RegionalPart]  # by active region
     moves: Sequence[Move] = ()
     mode: Mode = Mode.LEASED
     each: int = 0  # in the mode `regional`, the limit of each region
@@ -142,7 +142,9 @@ class Division:
 
 def by_weight(catalogue: Catalogue) -> Division:
     """Return the division of an allowance without settings: by the weights of the regions."""
-    return Division({name: Part(region.weight) for name, region in catalogue.regions.items() if region.is_active})
+    return Division(
+        {name: RegionalPart(region.weight) for name, region in catalogue.regions.items() if region.is_active}
+    )
 
 
 def division_of(catalogue: Catalogue, key: Key, moves: Sequence[Move], unless_set: Division) -> Division:
@@ -153,7 +155,7 @@ def division_of(catalogue: Catalogue, key: Key, moves: Sequence[Move], unless_se
     parts = {}
     for region, weight in catalogue.weights_of(key.quota).items():
         _, floor, ceiling = settings.get(region, NOTHING_SET)
-        parts[region] = Part(weight, _units(floor) or 0, _units(ceiling))
+        parts[region] = RegionalPart(weight, _units(floor) or 0, _units(ceiling))
     return Division(parts, moves, mode, each)
 
 

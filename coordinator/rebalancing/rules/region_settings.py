@@ -10,7 +10,7 @@ A setting is for a quota and a subject, like an override, and applies to every k
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
-from coordinator.limits.rules.validation import Fault, faults_of_value
+from coordinator.limits.rules.validation import DocumentFault, faults_of_value
 from protocol.limits.document import LimitValue, Quota, RateQuota
 from protocol.limits.rates import parse_rate
 
@@ -34,33 +34,35 @@ NOTHING_SET = Setting()
 Settings: TypeAlias = Mapping[str, Mapping[str, Setting]]  # by key and region
 
 
-def faults_of_settings(spec: Quota, limits: Collection[LimitValue], settings: Mapping[str, Setting]) -> list[Fault]:
+def faults_of_settings(
+    spec: Quota, limits: Collection[LimitValue], settings: Mapping[str, Setting]
+) -> list[DocumentFault]:
     """Return what is wrong with the settings of a key, by region. `limits` are the limits that the key may have."""
     faults = [fault for region, setting in settings.items() for fault in _faults_of_values(spec, region, setting)]
     return faults or [*_crossed(spec, settings), *_too_much(spec, limits, settings)]
 
 
-def _faults_of_values(spec: Quota, region: str, setting: Setting) -> Iterator[Fault]:
+def _faults_of_values(spec: Quota, region: str, setting: Setting) -> Iterator[DocumentFault]:
     for name, value in (("floor", setting.floor), ("ceiling", setting.ceiling)):
         if value is not None:
             yield from faults_of_value(f"settings.{region}.{name}", spec, value)
 
 
-def _crossed(spec: Quota, settings: Mapping[str, Setting]) -> Iterator[Fault]:
+def _crossed(spec: Quota, settings: Mapping[str, Setting]) -> Iterator[DocumentFault]:
     for region, (_, floor, ceiling) in settings.items():
         if floor is not None and ceiling is not None and amount(spec, floor) > amount(spec, ceiling):
-            yield Fault(
+            yield DocumentFault(
                 f"settings.{region}.floor", "ceiling", f"The floor {floor} is above the region's ceiling, {ceiling}."
             )
 
 
-def _too_much(spec: Quota, limits: Iterable[LimitValue], settings: Mapping[str, Setting]) -> Iterator[Fault]:
+def _too_much(spec: Quota, limits: Iterable[LimitValue], settings: Mapping[str, Setting]) -> Iterator[DocumentFault]:
     """Return the fault of floors that add up to more than the smallest limit."""
     floors = [each.floor for each in settings.values() if each.floor is not None]
     kept = sum(amount(spec, floor) for floor in floors)
     if too_small := [limit for limit in limits if kept > amount(spec, limit)]:
         reason = f"The floors ({', '.join(map(str, floors))}) add up to more than the limit of a plan, {too_small[0]}."
-        yield Fault("settings", "floors", reason)
+        yield DocumentFault("settings", "floors", reason)
 
 
 def amount(spec: Quota, value: LimitValue) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from coordinator.limits.rules.entitlement import Catalogue, limit_of_key
-from coordinator.limits.rules.validation import Fault
+from coordinator.limits.rules.validation import DocumentFault
 from coordinator.rebalancing.rules.region_settings import MAX_SETTINGS, NOTHING_SET, Setting, faults_of_settings
 from protocol.identifiers import parse_quota_key
 from protocol.limits.document import LimitValue, Mode, Quota, mode_of
@@ -33,7 +33,7 @@ def _patched(setting: Setting, patch: Mapping[str, Any]) -> Setting:
 
 def faults_of_changes(
     catalogue: Catalogue, spec: Quota, key: str, patches: Patches, after: Mapping[str, Setting]
-) -> list[Fault]:
+) -> list[DocumentFault]:
     """Return what is wrong with the changes of a key's settings, and with the settings after them."""
     faults = [
         *_faults_of_regions(catalogue, patches),
@@ -43,24 +43,26 @@ def faults_of_changes(
     ]
     count = sum(map(len, catalogue.settings.values())) + len(after) - len(catalogue.settings.get(key, {}))
     if count > MAX_SETTINGS:
-        faults.append(Fault("settings", "full", f"There can be at most {MAX_SETTINGS} settings. Remove some first."))
+        faults.append(
+            DocumentFault("settings", "full", f"There can be at most {MAX_SETTINGS} settings. Remove some first.")
+        )
     return faults
 
 
-def _faults_of_regions(catalogue: Catalogue, patches: Patches) -> Iterator[Fault]:
+def _faults_of_regions(catalogue: Catalogue, patches: Patches) -> Iterator[DocumentFault]:
     for region in patches:
         if region not in catalogue.regions:
-            yield Fault(f"settings.{region}", "known", f"There is no region {region!r}.")
+            yield DocumentFault(f"settings.{region}", "known", f"There is no region {region!r}.")
 
 
-def _faults_of_pins(patches: Patches) -> Iterator[Fault]:
+def _faults_of_pins(patches: Patches) -> Iterator[DocumentFault]:
     for region, patch in patches.items():
         if "pin" in patch and patch.keys() & {"floor", "ceiling"}:
             reason = "A pin is a floor and a ceiling. Give either the pin, or those."
-            yield Fault(f"settings.{region}.pin", "alone", reason)
+            yield DocumentFault(f"settings.{region}.pin", "alone", reason)
 
 
-def _faults_of_mode(spec: Quota, patches: Patches) -> Iterator[Fault]:
+def _faults_of_mode(spec: Quota, patches: Patches) -> Iterator[DocumentFault]:
     """A region that has a limit of its own can only have a ceiling, which is lower than the limit."""
     mode = mode_of(spec)
     if mode is not Mode.REGIONAL:
@@ -69,7 +71,7 @@ def _faults_of_mode(spec: Quota, patches: Patches) -> Iterator[Fault]:
     for region, patch in patches.items():
         for name in ("weight", "floor", "pin"):
             if patch.get(name) is not None:
-                yield Fault(f"settings.{region}.{name}", "mode", reason)
+                yield DocumentFault(f"settings.{region}.{name}", "mode", reason)
 
 
 def _limits_of_key(catalogue: Catalogue, spec: Quota, key: str) -> Collection[LimitValue]:

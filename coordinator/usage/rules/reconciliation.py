@@ -34,7 +34,7 @@ class BalanceStatus(StrEnum):
     BALANCED = "balanced"
 
 
-class Chain(StrEnum):
+class ChainStatus(StrEnum):
     INTACT = "intact"
     BROKEN = "broken"
 
@@ -140,7 +140,7 @@ class Moved(NamedTuple):
     units: int
 
 
-class LaneRow(NamedTuple):
+class LaneSummary(NamedTuple):
     epoch: int
     lane: int
     last_seq: int
@@ -175,7 +175,7 @@ class Books(NamedTuple):
     pools: Sequence[PoolRow]
     leases: Sequence[LeaseRow]
     moved: Sequence[Moved]
-    lanes: Sequence[LaneRow]
+    lanes: Sequence[LaneSummary]
     misrolled: Sequence[Misrolled] = ()
     corrections: Sequence[CorrectionRow] = ()
     adjustments: Sequence[AdjustmentRow] = ()
@@ -200,7 +200,7 @@ class RegionAccount(Struct, frozen=True, kw_only=True):
     drift: int  # the region's own total less the usage in the ledger
     oldest_unreported_age_ms: int | None  # since the last report of a lease with units outstanding
     gaps: int
-    chain: Chain
+    chain: ChainStatus
 
 
 class QuotaAccount(Struct, frozen=True, kw_only=True):
@@ -441,7 +441,7 @@ def _faults_of_regions(quota: QuotaAccount) -> Iterable[Finding]:
         if region.gaps:
             reason = f"the lane lacks {counted(region.gaps, 'report')}"
             yield Finding(BalanceStatus.GAPS, quota.quota_key, region.region, reason)
-        elif region.chain is Chain.BROKEN:
+        elif region.chain is ChainStatus.BROKEN:
             reason = "the lane's last report does not lead to its head"
             yield Finding(BalanceStatus.CHAIN, quota.quota_key, region.region, reason)
 
@@ -461,7 +461,7 @@ def _quota_account(
     leases: Sequence[LeaseRow],
     corrections: Sequence[CorrectionRow],
     sums: Sums,
-    lanes: Mapping[tuple[int, int], LaneRow],
+    lanes: Mapping[tuple[int, int], LaneSummary],
     now: datetime,
 ) -> QuotaAccount:
     regions = sorted({lease.region for lease in leases} | {each.region for each in corrections})
@@ -505,7 +505,7 @@ def _region_account(
     leases: Sequence[LeaseRow],
     corrections: Sequence[CorrectionRow],
     sums: Sums,
-    lanes: Mapping[tuple[int, int], LaneRow],
+    lanes: Mapping[tuple[int, int], LaneSummary],
     now: datetime,
 ) -> RegionAccount:
     """Return one row for all epochs of a region."""
@@ -520,7 +520,7 @@ def _region_account(
         drift=sum(_drift(lease, sums) for lease in leases) + sum(each.drift for each in corrections),
         oldest_unreported_age_ms=_oldest_age_ms(leases, now),
         gaps=gaps,
-        chain=Chain.INTACT if intact else Chain.BROKEN,
+        chain=ChainStatus.INTACT if intact else ChainStatus.BROKEN,
         **{account: sum(lease.accounts[account] for lease in leases) for account in _OF_REGION},
     )
 

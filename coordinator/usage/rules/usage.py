@@ -46,7 +46,7 @@ class Granularity(StrEnum):
     MONTH = "P1M"
 
 
-class Kept(StrEnum):
+class StoredUsage(StrEnum):
     """How usage is stored: as it was booked, by the minute, and rolled up."""
 
     MINUTE = "minute"
@@ -63,12 +63,12 @@ class UsageQuestion(NamedTuple):
     zeros: bool = False  # include buckets without usage
 
     @property
-    def read_from(self) -> Kept:
+    def read_from(self) -> StoredUsage:
         """Return the coarsest rollup that all buckets can be put together from. Rollups have hours and days in UTC."""
-        for kept, length in ((Kept.DAY, timedelta(days=1)), (Kept.HOUR, timedelta(hours=1))):
+        for kept, length in ((StoredUsage.DAY, timedelta(days=1)), (StoredUsage.HOUR, timedelta(hours=1))):
             if not any((cut - _MIDNIGHT) % length for cut in self.boundaries):
                 return kept
-        return Kept.MINUTE
+        return StoredUsage.MINUTE
 
 
 _MIDNIGHT = datetime(1970, 1, 1, tzinfo=UTC)

@@ -16,7 +16,7 @@ import time
 from typing import NamedTuple
 
 from leasehold.client.agent_protocol import AgentSilent, AgentUnavailable, Call, Response
-from leasehold.client.http1 import HEALTH_CHECK, Address, ResponseReader, Timeouts, request_bytes
+from leasehold.client.http1 import HEALTH_CHECK, ResponseReader, ServerAddress, Timeouts, request_bytes
 from leasehold.client.thread_io import Semaphore, Stream
 
 IDLE_S = 60.0  # the agent keeps connections for 75
@@ -36,7 +36,7 @@ class IdleConnection(NamedTuple):
 class ConnectionPool:
     """At most `size` connections are open at the same time; other calls wait for one of them."""
 
-    def __init__(self, address: Address, token: str | None, timeouts: Timeouts, size: int) -> None:
+    def __init__(self, address: ServerAddress, token: str | None, timeouts: Timeouts, size: int) -> None:
         self._address = address
         self._token = token
         self._timeouts = timeouts

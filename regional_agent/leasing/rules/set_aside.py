@@ -11,7 +11,7 @@ SET_ASIDE_MS = 600_000
 MOST_ITEMS = 1_000  # beyond these the oldest is forgotten, and sent again
 
 
-class Refused(NamedTuple):
+class RefusedItem(NamedTuple):
     name: str
     reason: str
     until_ms: int
@@ -19,10 +19,10 @@ class Refused(NamedTuple):
 
 class SetAside:
     def __init__(self) -> None:
-        self._items: OrderedDict[str, Refused] = OrderedDict()
+        self._items: OrderedDict[str, RefusedItem] = OrderedDict()
 
     def add(self, name: str, reason: str, now_ms: int, for_ms: int = SET_ASIDE_MS) -> None:
-        self._items[name] = Refused(name, reason, now_ms + for_ms)
+        self._items[name] = RefusedItem(name, reason, now_ms + for_ms)
         self._items.move_to_end(name)
         if len(self._items) > MOST_ITEMS:
             self._items.popitem(last=False)
@@ -38,7 +38,7 @@ class SetAside:
         item = self._items.get(name)
         return 0 if item is None else item.until_ms
 
-    def items(self, now_ms: int) -> list[Refused]:
+    def items(self, now_ms: int) -> list[RefusedItem]:
         return [item for item in self._items.values() if now_ms < item.until_ms]
 
     def __bool__(self) -> bool:

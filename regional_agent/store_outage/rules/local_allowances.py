@@ -14,12 +14,12 @@ from regional_agent.store_outage.rules.local_rates import fraction_of
 MOST_LEASES = 10_000
 
 
-class Seen(NamedTuple):
+class SeenLease(NamedTuple):
     available: int
     until_ms: int  # when its period ends
 
 
-class Ask(NamedTuple):
+class AllowanceRequest(NamedTuple):
     quota: str
     cost: int
     fraction_micro: int
@@ -27,14 +27,14 @@ class Ask(NamedTuple):
 
 class LocalAllowances:
     def __init__(self) -> None:
-        self._seen: GenerationalCache[str, Seen] = GenerationalCache(MOST_LEASES)
+        self._seen: GenerationalCache[str, SeenLease] = GenerationalCache(MOST_LEASES)
         self._given: Counter[str] = Counter()
 
     def note(self, quota: str, available: int, until_ms: int) -> None:
         """Remember what the store reported of a lease."""
-        self._seen.put(quota, Seen(max(0, available), until_ms))
+        self._seen.put(quota, SeenLease(max(0, available), until_ms))
 
-    def left(self, asks: Iterable[Ask], now_ms: int) -> list[int]:
+    def left(self, asks: Iterable[AllowanceRequest], now_ms: int) -> list[int]:
         """Return what each ask leaves of its fraction, after those before it; below zero it does not fit."""
         needed: Counter[str] = Counter()
         left = []
@@ -43,7 +43,7 @@ class LocalAllowances:
             left.append(self.budget(ask, now_ms) - self._given[ask.quota] - needed[ask.quota])
         return left
 
-    def budget(self, ask: Ask, now_ms: int) -> int:
+    def budget(self, ask: AllowanceRequest, now_ms: int) -> int:
         seen = self._seen.get(ask.quota)
         return 0 if seen is None or now_ms >= seen.until_ms else fraction_of(seen.available, ask.fraction_micro)
 

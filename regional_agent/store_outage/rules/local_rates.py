@@ -16,7 +16,7 @@ MOST_BUCKETS = 10_000
 PARTS = 1_000_000_000  # of a unit: what a rate of millionths a second brings in a millisecond is a whole number of them
 
 
-class Ask(NamedTuple):
+class RateRequest(NamedTuple):
     """Units of a key's rate, of this agent's fraction."""
 
     key: Hashable
@@ -46,7 +46,7 @@ class LocalRates:
     def __init__(self) -> None:
         self._buckets: GenerationalCache[Hashable, _Bucket] = GenerationalCache(MOST_BUCKETS)
 
-    def decide(self, asks: Sequence[Ask], now_ms: int, mode: str) -> list[LocalAnswer]:
+    def decide(self, asks: Sequence[RateRequest], now_ms: int, mode: str) -> list[LocalAnswer]:
         """Decide all asks, and take all or none. A `peek` takes nothing, and an `adjust` is always admitted."""
         needed: Counter[Hashable] = Counter()
         answers = []
@@ -58,7 +58,7 @@ class LocalRates:
                 self._take(ask, now_ms)
         return answers
 
-    def _answer(self, ask: Ask, needed: int, now_ms: int, mode: str) -> LocalAnswer:
+    def _answer(self, ask: RateRequest, needed: int, now_ms: int, mode: str) -> LocalAnswer:
         there = self._parts(ask, now_ms)
         left = there - needed * PARTS
         allowed = left >= 0 or mode in BEYOND_LIMITS
@@ -66,10 +66,10 @@ class LocalRates:
         retry_ms = 0 if allowed or needed > ask.burst else _ms_to_gain(-left, ask.rate_micro)
         return LocalAnswer(allowed, after // PARTS, _ms_to_gain(ask.burst * PARTS - after, ask.rate_micro), retry_ms)
 
-    def _take(self, ask: Ask, now_ms: int) -> None:
+    def _take(self, ask: RateRequest, now_ms: int) -> None:
         self._buckets.put(ask.key, _Bucket(self._parts(ask, now_ms) - ask.cost * PARTS, now_ms))
 
-    def _parts(self, ask: Ask, now_ms: int) -> int:
+    def _parts(self, ask: RateRequest, now_ms: int) -> int:
         full = ask.burst * PARTS
         bucket = self._buckets.get(ask.key)
         if bucket is None:

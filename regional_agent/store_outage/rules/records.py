@@ -44,7 +44,7 @@ class Entry(Struct, array_like=True, frozen=True):
     units: int
 
 
-class Known(Struct, array_like=True, frozen=True):
+class AdmittedOperation(Struct, array_like=True, frozen=True):
     """An operation that was admitted: its retry is not charged again."""
 
     digest: str
@@ -61,12 +61,12 @@ class Record(Struct, array_like=True, frozen=True):
     """What was admitted together; or the operations of the segment that the store had charged itself."""
 
     entries: list[Entry]
-    operations: list[Known]
+    operations: list[AdmittedOperation]
     decided: list[OperationIdentity] | None = None
     owner: str = ""  # of the segment, in its first record: see `owner_of`
 
 
-class Read(NamedTuple):
+class ReadSegment(NamedTuple):
     records: list[Record]
     damaged: int  # records that are not what was written; a torn end is none of them
 
@@ -88,9 +88,9 @@ class Read(NamedTuple):
                 yield from operation.entries
 
     @property
-    def operations(self) -> list[Known]:
+    def operations(self) -> list[AdmittedOperation]:
         """Return each operation once, however often it was admitted."""
-        first: dict[OperationIdentity, Known] = {}
+        first: dict[OperationIdentity, AdmittedOperation] = {}
         for record in self.records:
             for operation in record.operations:
                 first.setdefault(operation.identity, operation)
@@ -130,13 +130,13 @@ def packed(record: Record) -> bytes:
     return _checked(_encode(record)) + b"\n"
 
 
-def read(raw: bytes) -> Read:
+def read(raw: bytes) -> ReadSegment:
     *lines, torn = raw.split(b"\n")
     records = [_record(line) for line in lines]
     while records and records[-1] is None and not torn:
         records.pop()  # its end was written before its beginning: a disk may do that
     whole = [record for record in records if record is not None]
-    return Read(whole, damaged=len(records) - len(whole))
+    return ReadSegment(whole, damaged=len(records) - len(whole))
 
 
 def _record(line: bytes) -> Record | None:

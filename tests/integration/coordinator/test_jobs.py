@@ -9,7 +9,7 @@ from prometheus_client import generate_latest
 
 from coordinator.database.engine import Database, open_database
 from coordinator.jobs import Job, JobTookTooLong, run_if_due, running
-from coordinator.metrics import Metrics
+from coordinator.metrics import CoordinatorMetrics
 from tests.conftest import free_port
 from tests.integration.coordinator.fixtures import connected
 
@@ -71,7 +71,7 @@ async def test_a_due_job_is_run_once_by_one_coordinator(database: str) -> None:
 
 
 async def test_a_job_without_work_does_not_run_and_is_counted_as_working(database: str) -> None:
-    counting, metrics = Counting(), Metrics()
+    counting, metrics = Counting(), CoordinatorMetrics()
     has_work = "EXISTS (SELECT FROM region WHERE name = 'us-east' AND created_at < $2)"
     await make_due(database)
     async with (
@@ -108,7 +108,7 @@ async def test_an_idle_coordinator_reads_all_jobs_in_one_statement(
     idle = [counting.job("here", every_s=0.2)._replace(name=f"idle-{number}", has_work="false") for number in range(20)]
     async with connected(database) as owner:
         await owner.executemany("INSERT INTO job (name, due_at) VALUES ($1, now())", [(job.name,) for job in idle])
-        async with running(database, idle, Metrics()):
+        async with running(database, idle, CoordinatorMetrics()):
             await until(lambda: len(statements) >= 5)
             assert await owner.fetchval(CONNECTIONS) == 1
     assert {*statements} == {"read"}
@@ -117,8 +117,8 @@ async def test_an_idle_coordinator_reads_all_jobs_in_one_statement(
 
 async def test_two_coordinators_never_run_a_job_at_once_and_one_goes_on_alone(database: str) -> None:
     counting = Counting()
-    async with running(database, [counting.job("here")], Metrics()):
-        async with running(database, [counting.job("there")], Metrics()):
+    async with running(database, [counting.job("here")], CoordinatorMetrics()):
+        async with running(database, [counting.job("there")], CoordinatorMetrics()):
             await until(lambda: {"here", "there"} == {*counting.done})
         done = len(counting.done)
         await until(lambda: len(counting.done) > done + 3)
@@ -134,7 +134,7 @@ async def test_a_coordinator_that_dies_in_the_middle_leaves_the_job_to_others(da
     async with (
         connected(database) as owner,
         open_database(database, 4) as there,
-        running(database, [counting.job("here")], Metrics()),
+        running(database, [counting.job("here")], CoordinatorMetrics()),
     ):
         await until(lambda: counting.at_once == 1)
         assert not await run_if_due(counting.job("there"), there)
@@ -156,7 +156,7 @@ async def run_when_free(job: Job, database: Database) -> None:
 
 
 async def test_a_job_that_fails_is_counted_and_tried_again(database: str) -> None:
-    metrics, tried = Metrics(), 0
+    metrics, tried = CoordinatorMetrics(), 0
 
     async def fail_twice(_: Database) -> None:
         nonlocal tried
@@ -184,7 +184,7 @@ async def test_a_job_that_hangs_is_ended_so_that_others_may_try(database: str) -
 
 
 async def test_without_a_database_the_scheduler_waits_and_ends_with_its_coordinator() -> None:
-    metrics = Metrics()
+    metrics = CoordinatorMetrics()
     nowhere = f"postgresql://nobody@127.0.0.1:{free_port()}/nothing"
     async with running(nowhere, [Counting().job("here", every_s=0.05)], metrics):
         await until(lambda: "job_failures_total{" in generate_latest(metrics.registry).decode())

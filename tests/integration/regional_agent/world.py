@@ -24,7 +24,7 @@ from coordinator.regions.put_region import put_region
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from protocol.limits.document import LimitsDocument
-from regional_agent.agent import Region
+from regional_agent.agent import RegionalAgent
 from regional_agent.cluster.cell import Cell
 from regional_agent.main import create_app as create_agent
 from regional_agent.settings import AgentSettings
@@ -158,7 +158,7 @@ async def _answer_nothing_of_use(send: Send) -> None:
 
 @dataclass
 class Agent:
-    whole: Region
+    whole: RegionalAgent
     http: httpx.AsyncClient
 
     @property

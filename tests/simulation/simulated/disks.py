@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from regional_agent.store_outage.journal import end_of_records
-from regional_agent.store_outage.rules.records import Read, Record, packed, read
+from regional_agent.store_outage.rules.records import ReadSegment, Record, packed, read
 
 FLUSH_S = 0.003
 
@@ -51,10 +51,10 @@ class VirtualSegment:
         self._disk.write(self.name, data[: self._disk.random.choice([0, len(data) // 2, len(data)])])
         await asyncio.get_running_loop().create_future()  # a killed agent never continues
 
-    async def content(self) -> Read:
+    async def content(self) -> ReadSegment:
         return self.read()
 
-    def read(self) -> Read:
+    def read(self) -> ReadSegment:
         return read(self._disk.files[self.name])
 
     def remove(self, *, keep_a_copy: bool) -> None:

@@ -29,7 +29,7 @@ from coordinator.adjustments.rules import (
     refusal_of,
     state_of,
 )
-from coordinator.adjustments.rules import Terms as Adjusting
+from coordinator.adjustments.rules import AdjustmentTerms as Adjusting
 from coordinator.database.expect import UnexpectedRows
 from coordinator.epochs.rules.lost_ledger import (
     empty_reports,
@@ -55,10 +55,10 @@ from coordinator.notice import Notice
 from coordinator.periods.rules.carry_over import CarryOver, carry_over, carry_over_of, may_carry_over
 from coordinator.periods.rules.closing import (
     HOLD_WAIT,
-    HoldTerms,
     Late,
     Missing,
     Obstacle,
+    OpenHoldTerms,
     carry,
     close_lease,
     correction_of,
@@ -80,7 +80,7 @@ from coordinator.rebalancing.rules.division import (
 from coordinator.rebalancing.rules.plan import DividedPool, Plan, Planner, end_of_move, plan_of
 from coordinator.rebalancing.rules.region_settings import Setting, Settings
 from coordinator.suspense.rules import EpochEnd, ResolutionKind, ResolutionRefusal, propose, resolve, resolve_late
-from coordinator.suspense.rules import Terms as Agreed
+from coordinator.suspense.rules import ResolutionTerms as Agreed
 from coordinator.usage.rules.reconciliation import reconcile
 from protocol.identifiers import parse_quota_key, wider_keys
 from protocol.lease import LeaseEvent, LeaseState, after
@@ -848,7 +848,7 @@ class LedgerModel:
             findings,
             (row.close_requested_at or now) + grace,
             now,
-            HoldTerms((row.close_requested_at or now) + grace + HOLD_WAIT),
+            OpenHoldTerms((row.close_requested_at or now) + grace + HOLD_WAIT),
             carries_suspense=carries_suspense,
         )
 

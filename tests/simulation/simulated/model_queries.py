@@ -14,7 +14,7 @@ from coordinator.usage.rules.reconciliation import (
     AdjustmentRow,
     Books,
     CorrectionRow,
-    LaneRow,
+    LaneSummary,
     LeaseRow,
     Moved,
     Overage,
@@ -109,14 +109,14 @@ def in_all(before: Adjusted, kind: AdjustmentKind, units: int) -> Adjusted:
     return Adjusted(adjustment + change, credited + change, written_off)
 
 
-def _lanes(ledger: "LedgerModel", epochs: set[int]) -> Iterator[LaneRow]:
+def _lanes(ledger: "LedgerModel", epochs: set[int]) -> Iterator[LaneSummary]:
     for (epoch, lane), row in ledger.lane_rows.items():
         if epoch in epochs:
             receipts = {
                 seq: receipt for (e, n, seq), receipt in ledger.rows["receipt"].items() if (e, n) == (epoch, lane)
             }
             last_head = bytes.fromhex(receipts[max(receipts)].head) if receipts else None
-            yield LaneRow(epoch, lane, row.last_seq, row.head, len(receipts), last_head)
+            yield LaneSummary(epoch, lane, row.last_seq, row.head, len(receipts), last_head)
 
 
 def _correction(ledger: "LedgerModel", each: Correction) -> CorrectionRow:

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from coordinator.adjustments.rules import AdjustmentKind, AdjustmentRefusal
-from coordinator.adjustments.rules import Terms as Adjusting
+from coordinator.adjustments.rules import AdjustmentTerms as Adjusting
 from coordinator.exchange.rules.balances import Cause, Correction, Key, Lease, Pool
 from coordinator.exchange.rules.settlement import EpochState
 from coordinator.overrides.rules import faults_of_change, faults_of_override
@@ -17,7 +17,7 @@ from coordinator.rebalancing.rules.plan import Planner, plan_even_out, plan_move
 from coordinator.rebalancing.rules.region_settings import NOTHING_SET, Setting
 from coordinator.suspense.rules import ResolutionKind
 from protocol.identifiers import lane_of, subject_key
-from protocol.limits.document import LimitsDocument, Part, PeriodKind, Quota
+from protocol.limits.document import DocumentPart, LimitsDocument, PeriodKind, Quota
 from protocol.messages import (
     EpochOpened,
     Exchange,
@@ -248,7 +248,7 @@ def change_document(world: "World", event: Event) -> None:
         quotas = [quota for quota in before.quotas if quota.name != "exports"] + _VARIANTS[event.number]
         names = {quota.name for quota in quotas}
         policies = [policy for policy in before.policies if policy.quota in names]
-        plans = {"free": Part(), "pro": Part()}
+        plans = {"free": DocumentPart(), "pro": DocumentPart()}
         changed = LimitsDocument(quotas=quotas, policies=policies, plans=plans, default_plan="free")
         if faults_of_change(changed, world.ledger.overridden(world.clock.now())):
             return  # the coordinator refuses it

@@ -17,7 +17,7 @@ from regional_agent.admission.rules.modes import LOOKS, SETS_ASIDE
 from regional_agent.store.codec import decode_decisions
 from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
 from regional_agent.store.sources import digests, join_parts, sources
-from regional_agent.store.types import REASONS, SHADOW, Decision, RequestRun, StoreRequest
+from regional_agent.store.types import REASONS, SHADOW, RequestRun, StoreDecision, StoreRequest
 from tests.simulation.simulated.redis_lua import ShimError, Status, interpreter, text_of_number
 
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
@@ -121,10 +121,10 @@ class ScriptedStore:
         runs = list(_runs_of(keys, argv))
         for run, outcomes in zip(runs, decode_decisions(reply, runs), strict=True):
             for outcome in outcomes:
-                if isinstance(outcome, Decision):
+                if isinstance(outcome, StoreDecision):
                     self._note_decision(outcome, run.request)
 
-    def _note_decision(self, decision: Decision, request: StoreRequest) -> None:
+    def _note_decision(self, decision: StoreDecision, request: StoreRequest) -> None:
         is_taken = decision.allowed and not decision.replayed and request.mode not in LOOKS | SETS_ASIDE
         for policy, charged in zip(decision.policies, request.charges, strict=True):
             assert isinstance(charged, Charged)

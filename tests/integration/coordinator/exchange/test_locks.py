@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.access.idempotency_records import Attempt, claim, delete_expired
 from coordinator.adjustments.adjust import ProposedAdjustment, approve_adjustment, propose_adjustment
-from coordinator.adjustments.rules import AdjustmentKind, AdjustmentRefusal, Terms
+from coordinator.adjustments.rules import AdjustmentKind, AdjustmentRefusal, AdjustmentTerms
 from coordinator.blocks.operations import BlockRequest, put_block
 from coordinator.epochs.fence import fence_lost
 from coordinator.epochs.rebind import rebind_epoch
@@ -286,7 +286,7 @@ async def test_a_concurrent_second_block_changes_nothing(agent_harness: AgentHar
 
 async def test_a_concurrent_second_approval_is_refused(agent_harness: AgentHarness) -> None:
     """It fails before any change, because the adjustment's row is locked first."""
-    terms = Terms(Key(EXPORTS, PERIOD), AdjustmentKind.CREDIT, 100)
+    terms = AdjustmentTerms(Key(EXPORTS, PERIOD), AdjustmentKind.CREDIT, 100)
     wanted = ProposedAdjustment(UUID(int=1), terms, "an outage", "T-1")
     documents, now = Documents(), agent_harness.clock.now()
     await committed(agent_harness, lambda c: propose_adjustment(c, documents, wanted, somebody(), now))

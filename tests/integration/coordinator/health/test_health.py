@@ -20,7 +20,7 @@ from coordinator.database.engine import Database
 from coordinator.job_failures import JobFailures
 from coordinator.jobs import Job, running
 from coordinator.main import create_app
-from coordinator.metrics import Metrics
+from coordinator.metrics import CoordinatorMetrics
 from coordinator.outages import ClockNotTrusted
 from coordinator.settings import CoordinatorSettings
 from protocol.clock import SystemClock
@@ -184,7 +184,7 @@ async def test_a_job_that_keeps_failing_is_a_reason_and_is_logged_once(database:
 
 
 async def test_an_outage_of_the_database_is_one_line_and_not_one_for_each_failure() -> None:
-    nowhere, metrics = f"postgresql://a:b@127.0.0.1:{free_port()}/c", Metrics()
+    nowhere, metrics = f"postgresql://a:b@127.0.0.1:{free_port()}/c", CoordinatorMetrics()
     failed = metrics.job_failures.labels("scheduler")
 
     async def nothing(_: Database) -> None:

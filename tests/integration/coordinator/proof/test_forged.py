@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from coordinator.database.connection import Connection
-from coordinator.proof.rules import Fault, FaultKind, seal_hash
+from coordinator.proof.rules import FaultKind, LedgerFault, seal_hash
 from coordinator.proof.seal import seal_of
 from coordinator.proof.verify import Verification, verify
 from tests.integration.coordinator.fixtures import NOON, connected
@@ -27,7 +27,7 @@ MOVEMENT = "SELECT * FROM transfer WHERE seq IS NULL ORDER BY id OFFSET 2 LIMIT 
 ENTRY = "SELECT * FROM audit WHERE actor = 'token:1' ORDER BY id OFFSET 2 LIMIT 1"
 
 
-async def found_after(books: str, forge: "Forge") -> Fault:
+async def found_after(books: str, forge: "Forge") -> LedgerFault:
     async with forging(books) as forger:
         await forge(forger)
         found = await verify(forger, NOON)

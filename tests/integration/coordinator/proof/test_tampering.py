@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from coordinator.proof.rules import Fault, FaultKind, KeptSeal
+from coordinator.proof.rules import FaultKind, KeptSeal, LedgerFault
 from coordinator.proof.seal import seal
 from coordinator.proof.verify import verify
 from tests.integration.coordinator.admin_harness import Used, open_region
@@ -43,7 +43,7 @@ class Case(NamedTuple):
     period: str | None = None
 
 
-def is_at(fault: Fault, case: Case) -> bool:
+def is_at(fault: LedgerFault, case: Case) -> bool:
     """Compare the place of a fault with the expected one; a key may be given by its beginning, or by a query."""
     places = ((fault.table, case.table), (fault.seal, case.seal), (fault.period, case.period))
     key = fault.key or ""

@@ -32,7 +32,7 @@ from coordinator.adjustments.adjust import (
 )
 from coordinator.adjustments.read_adjustments import Adjustment
 from coordinator.adjustments.rules import AdjustmentKind
-from coordinator.adjustments.rules import Terms as Adjusting
+from coordinator.adjustments.rules import AdjustmentTerms as Adjusting
 from coordinator.database.connection import Connection
 from coordinator.epochs.fence import fence_lost
 from coordinator.epochs.open import open_epoch

@@ -15,7 +15,7 @@ import pytest
 from coordinator.database.connection import Connection
 from coordinator.usage.read_usage import read_usage
 from coordinator.usage.reconcile import reconcile_period
-from coordinator.usage.rules.usage import Dimension, Granularity, Kept, UsageQuestion, boundaries
+from coordinator.usage.rules.usage import Dimension, Granularity, StoredUsage, UsageQuestion, boundaries
 from tests.conftest import restricted
 from tests.integration.coordinator.admin_harness import DOCUMENT, AdminHarness, Used, open_region
 from tests.integration.coordinator.fixtures import NOON, connected
@@ -185,7 +185,7 @@ async def test_every_question_is_answered_as_the_transfers_would(connection: Con
     """Of now, and of an earlier position: from whatever it is read."""
     books = RandomBooks(connection, seed)
     await books.open()
-    read_from: Counter[Kept] = Counter()
+    read_from: Counter[StoredUsage] = Counter()
     for _ in range(4):
         await books.book(6)
         for _ in range(20):
@@ -194,7 +194,7 @@ async def test_every_question_is_answered_as_the_transfers_would(connection: Con
             found = {(row.start, *row.dimensions.values()): row.units for row in page.rows}
             assert found == books.answer(question, as_of), question
             read_from[question.read_from] += 1
-    assert set(read_from) == set(Kept)
+    assert set(read_from) == set(StoredUsage)
     for period in PERIODS:
         found_wrong = await reconcile_period(connection, period, NOON)
         assert found_wrong is not None
@@ -208,16 +208,16 @@ def utc(*parts: str) -> list[datetime]:
 @pytest.mark.parametrize(
     ("cuts", "kept"),
     [
-        (utc("2026-11-01", "2026-12-01"), Kept.DAY),
-        (utc("2026-11-01", "2026-11-02", "2026-11-03"), Kept.DAY),
-        (utc("2026-10-31T23:00", "2026-11-30T23:00"), Kept.HOUR),
-        (utc("2026-11-01", "2026-11-01T01:00"), Kept.HOUR),
-        (utc("2026-11-01", "2026-11-01T00:30", "2026-11-02"), Kept.MINUTE),
-        (utc("2026-11-01T00:00:01", "2026-11-02"), Kept.MINUTE),
-        (utc("1960-01-01", "1960-01-02"), Kept.DAY),
+        (utc("2026-11-01", "2026-12-01"), StoredUsage.DAY),
+        (utc("2026-11-01", "2026-11-02", "2026-11-03"), StoredUsage.DAY),
+        (utc("2026-10-31T23:00", "2026-11-30T23:00"), StoredUsage.HOUR),
+        (utc("2026-11-01", "2026-11-01T01:00"), StoredUsage.HOUR),
+        (utc("2026-11-01", "2026-11-01T00:30", "2026-11-02"), StoredUsage.MINUTE),
+        (utc("2026-11-01T00:00:01", "2026-11-02"), StoredUsage.MINUTE),
+        (utc("1960-01-01", "1960-01-02"), StoredUsage.DAY),
     ],
 )
-def test_the_question_chooses(cuts: Sequence[datetime], kept: Kept) -> None:
+def test_the_question_chooses(cuts: Sequence[datetime], kept: StoredUsage) -> None:
     assert UsageQuestion(list(cuts), [], {}).read_from is kept
 
 
@@ -232,7 +232,7 @@ async def booked(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.usefixtures("booked")
-@pytest.mark.parametrize("kept", [Kept.HOUR, Kept.DAY])
+@pytest.mark.parametrize("kept", [StoredUsage.HOUR, StoredUsage.DAY])
 @pytest.mark.parametrize(
     "sql",
     [
@@ -245,7 +245,7 @@ async def booked(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> None:
     ],
 )
 async def test_a_rollup_that_differs_is_found(
-    admin_harness: AdminHarness, finance: httpx.AsyncClient, kept: Kept, sql: str
+    admin_harness: AdminHarness, finance: httpx.AsyncClient, kept: StoredUsage, sql: str
 ) -> None:
     await admin_harness.owner.execute(sql.format(kept.value, kept.value))
     found = (await finance.get("/v1/periods/2026-11/reconciliation")).json()

@@ -21,7 +21,7 @@ from protocol.check import Check, Subject
 from protocol.circuit_breaker import BreakerState
 from protocol.clock import SystemClock
 from protocol.identifiers import lane_of, quota_key
-from regional_agent.agent import Region
+from regional_agent.agent import RegionalAgent
 from regional_agent.store import keys
 from regional_agent.store.connection import OnReply, Reply
 from tests.conftest import free_port
@@ -161,7 +161,7 @@ async def test_a_store_that_goes_on_is_found_by_itself_and_no_herd_meets_it(worl
     settings = world.settings(
         "us-east", store_url=its_store.url, report_interval_ms=60_000, decision_timeout_ms=250, breaker_pause_ms=20
     )
-    region = Region(settings, SystemClock())
+    region = RegionalAgent(settings, SystemClock())
     (cell,) = region.cells
     trials = Trials(cell.breaker._probe)
     cell.breaker._probe = trials  # how many a slow machine has time for is not known

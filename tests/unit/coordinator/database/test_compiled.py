@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import BigInteger, Text, select
 
-from coordinator.database.compiled import Statement, compiled, constant, json_text, parameter
+from coordinator.database.compiled import CompiledStatement, compiled, constant, json_text, parameter
 from coordinator.database.tables import audit, transfer
 
 AFTER = parameter("after", BigInteger)
@@ -17,7 +17,7 @@ def test_parameters_are_numbered_and_named() -> None:
 
 
 def test_values_follow_the_names_of_parameters() -> None:
-    statement = Statement("SELECT $1, $2", ("after", "actor"))
+    statement = CompiledStatement("SELECT $1, $2", ("after", "actor"))
     assert statement.with_values(actor="a", after=1, before=2) == ["SELECT $1, $2", 1, "a"]
     with pytest.raises(KeyError, match="actor"):
         statement.with_values(after=1)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.adjustments.rules import AdjustmentKind, adjust, entry_of
-from coordinator.adjustments.rules import Terms as Adjusting
+from coordinator.adjustments.rules import AdjustmentTerms as Adjusting
 from coordinator.exchange.rules.allocation import fund
 from coordinator.exchange.rules.balances import Account, Cause, Key, Pool
 from coordinator.exchange.rules.granting import (
@@ -26,7 +26,7 @@ from coordinator.limits.rules.entitlement import Catalogue, RegionShare
 from coordinator.limits.rules.plan_change import change_limit
 from coordinator.rebalancing.rules.division import (
     Division,
-    Part,
+    RegionalPart,
     debitable,
     division_of,
     funded_for,
@@ -39,7 +39,7 @@ from protocol.outcomes import GrantRefusal
 from tests.unit.coordinator.rebalancing.test_division import KEY, NOW, REGIONS, Table, steps
 
 TERMS = LeaseTerms(lease_ms=30_000)
-PARTS = dict.fromkeys(REGIONS, Part())
+PARTS = dict.fromkeys(REGIONS, RegionalPart())
 own_limits = st.integers(0, 300)
 taking_part = st.lists(st.tuples(st.sampled_from(REGIONS), own_limits, steps), max_size=6)
 
@@ -234,7 +234,7 @@ def catalogue(mode: str, limit: int = 100) -> Catalogue:
 
 def test_only_active_regions_take_part() -> None:
     plain = Division(PARTS)
-    division = division_of(catalogue("regional"), KEY, (), Division({"us-east": Part(2)}))
+    division = division_of(catalogue("regional"), KEY, (), Division({"us-east": RegionalPart(2)}))
     assert [division.own_of(region) for region in ("us-east", "eu-west", "nowhere")] == [100, 0, 0]
     assert division_of(catalogue("leased"), KEY, (), plain) is plain
     unknown = division_of(catalogue("regional"), Key("others:", KEY.period), (), plain)

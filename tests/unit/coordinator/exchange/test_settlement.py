@@ -11,7 +11,7 @@ from coordinator.exchange.rules.settlement import (
     EpochState,
     Lane,
     QuarantineReason,
-    Verdict,
+    SettlementVerdict,
     expire,
     judge_number,
     judge_totals,
@@ -41,7 +41,7 @@ def lane(state: EpochState = EpochState.CURRENT) -> Lane:
 def test_the_sequence_number_decides(
     seq: int, body_hash: bytes, outcome: ExchangeOutcome, expected: int | None
 ) -> None:
-    assert judge_number(lane(), "f1", seq, body_hash) == Verdict(outcome, expected)
+    assert judge_number(lane(), "f1", seq, body_hash) == SettlementVerdict(outcome, expected)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from coordinator.limits.rules.entitlement import Catalogue, Entitlement, RegionS
 from coordinator.rebalancing.rules.division import (
     Division,
     Move,
-    Part,
+    RegionalPart,
     division_of,
     grantable_to,
     kept_of_move,
@@ -38,7 +38,7 @@ ID = UUID(int=1)
 
 amounts = st.integers(0, 400)
 parts = st.builds(
-    lambda weight, floor, more: Part(weight, floor, None if more is None else floor + more),
+    lambda weight, floor, more: RegionalPart(weight, floor, None if more is None else floor + more),
     st.integers(0, 3),
     amounts,
     st.none() | amounts,
@@ -126,7 +126,9 @@ def test_a_floor_is_kept_for_its_region_whatever_others_demand(
 
 @given(st.integers(0, LIMIT), steps)
 def test_a_pin_is_kept_exactly(pin: int, history: list[tuple[str, str, int]]) -> None:
-    table = Table(Division({"us-east": Part(1, pin, pin), "eu-west": Part(), "ap-south": Part()}))
+    table = Table(
+        Division({"us-east": RegionalPart(1, pin, pin), "eu-west": RegionalPart(), "ap-south": RegionalPart()})
+    )
     play(table, history)
     assert table.taken("us-east") <= pin
     table.ask("us-east", waiting=LIMIT)
@@ -135,7 +137,7 @@ def test_a_pin_is_kept_exactly(pin: int, history: list[tuple[str, str, int]]) ->
 
 @given(st.lists(amounts, min_size=3, max_size=3), st.integers(0, LIMIT))
 def test_floors_never_add_up_to_more_than_the_pool(floors: list[int], funded: int) -> None:
-    division = Division({region: Part(1, floor) for region, floor in zip(REGIONS, floors, strict=True)})
+    division = Division({region: RegionalPart(1, floor) for region, floor in zip(REGIONS, floors, strict=True)})
     kept = division.floors(funded)
     assert sum(kept.values()) <= max(funded, 0)
     assert all(kept.get(region, 0) <= floor for region, floor in zip(REGIONS, floors, strict=True))
@@ -145,7 +147,7 @@ def test_floors_never_add_up_to_more_than_the_pool(floors: list[int], funded: in
 
 def test_a_limit_below_the_floors_blocks_no_region() -> None:
     """Check that floors of other regions do not keep every region out."""
-    table = Table(Division({region: Part(1, 400) for region in REGIONS}), limit=90)
+    table = Table(Division({region: RegionalPart(1, 400) for region in REGIONS}), limit=90)
     for region in REGIONS:
         table.ask(region, waiting=90)
     assert [table.taken(region) for region in REGIONS] == [30, 30, 30]
@@ -153,7 +155,7 @@ def test_a_limit_below_the_floors_blocks_no_region() -> None:
 
 @given(steps)
 def test_demand_alone_decides_without_settings(history: list[tuple[str, str, int]]) -> None:
-    plain, weighed = (Table(Division({region: Part(weight) for region in REGIONS})) for weight in (1, 7))
+    plain, weighed = (Table(Division({region: RegionalPart(weight) for region in REGIONS})) for weight in (1, 7))
     play(plain, history)
     play(weighed, history)
     assert plain.pool == weighed.pool
@@ -168,7 +170,7 @@ def test_a_region_of_higher_weight_gets_more_of_a_scarce_pool(weight: int, more:
 
 def granted_of_the_last(weight: int) -> int:
     """Divide 400 units among regions that want the same."""
-    table = Table(Division({"us-east": Part(weight), "eu-west": Part(), "ap-south": Part()}))
+    table = Table(Division({"us-east": RegionalPart(weight), "eu-west": RegionalPart(), "ap-south": RegionalPart()}))
     table.ask("eu-west", waiting=600)
     for lease in table.leases:
         lease.demand_milli = 200_000
@@ -180,7 +182,7 @@ def granted_of_the_last(weight: int) -> int:
 
 
 def test_a_region_at_its_ceiling_is_refused_and_nothing_is_recalled_for_it() -> None:
-    table = Table(Division({"us-east": Part(1, 0, 50), "eu-west": Part(), "ap-south": Part()}))
+    table = Table(Division({"us-east": RegionalPart(1, 0, 50), "eu-west": RegionalPart(), "ap-south": RegionalPart()}))
     table.ask("eu-west", waiting=900)
     assert table.ask("us-east", waiting=60) is GrantRefusal.EXHAUSTED
     assert (table.taken("us-east"), table.lease("us-east").waiting) == (50, 0)
@@ -188,7 +190,7 @@ def test_a_region_at_its_ceiling_is_refused_and_nothing_is_recalled_for_it() -> 
 
 
 def test_units_of_a_floor_are_not_recalled_for_others() -> None:
-    table = Table(Division({"us-east": Part(1, 300), "eu-west": Part(), "ap-south": Part()}))
+    table = Table(Division({"us-east": RegionalPart(1, 300), "eu-west": RegionalPart(), "ap-south": RegionalPart()}))
     table.ask("us-east", waiting=320)
     table.ask("eu-west", waiting=680)
     assert table.pool.grantable == 0
@@ -205,7 +207,7 @@ def test_units_of_a_floor_are_not_recalled_for_others() -> None:
 @pytest.mark.parametrize(("holds", "keep"), [(2_000, 300), (400, 200), (7, 3), (1, 0)])
 def test_a_region_keeps_what_it_needs_of_an_empty_pool_but_at_most_half(holds: int, keep: int) -> None:
     """Each region keeps at most half per recall, so repeated recalls of outdated demand leave it nothing."""
-    table = Table(Division({region: Part() for region in REGIONS}), holds)
+    table = Table(Division({region: RegionalPart() for region in REGIONS}), holds)
     table.ask("us-east", demand_milli=1_000_000, waiting=holds)
     table.ask("ap-south", waiting=5)
     (notice,) = recall_signals(table.lease("ap-south"), table.shelf("ap-south"), 0, NOW)
@@ -214,7 +216,7 @@ def test_a_region_keeps_what_it_needs_of_an_empty_pool_but_at_most_half(holds: i
 
 def test_regions_that_start_to_wait_together_cause_one_recall() -> None:
     """Fifty regions that found nothing left used to recall the same units fifty times."""
-    table = Table(Division({region: Part() for region in REGIONS}))
+    table = Table(Division({region: RegionalPart() for region in REGIONS}))
     table.ask("us-east", waiting=LIMIT)
     table.ask("ap-south", waiting=5)
     assert recall_signals(table.lease("ap-south"), table.shelf("ap-south"), 0, NOW)
@@ -226,7 +228,7 @@ def test_regions_that_start_to_wait_together_cause_one_recall() -> None:
 
 
 def test_used_units_count_towards_a_floor() -> None:
-    table = Table(Division({"us-east": Part(1, 300), "eu-west": Part(), "ap-south": Part()}))
+    table = Table(Division({"us-east": RegionalPart(1, 300), "eu-west": RegionalPart(), "ap-south": RegionalPart()}))
     table.ask("us-east", waiting=250)
     table.use("us-east", 200)
     lease = table.lease("us-east")
@@ -234,13 +236,13 @@ def test_used_units_count_towards_a_floor() -> None:
     assert grantable_to("eu-west", table.pool, table.leases, table.division) == 700
 
 
-@pytest.mark.parametrize("gone", [{}, {"us-east": Part(0)}])
-def test_nothing_is_pushed_to_a_region_that_drains(gone: dict[str, Part]) -> None:
+@pytest.mark.parametrize("gone", [{}, {"us-east": RegionalPart(0)}])
+def test_nothing_is_pushed_to_a_region_that_drains(gone: dict[str, RegionalPart]) -> None:
     """The region reported waiting requests, and began to drain before units became available."""
-    table = Table(Division(dict.fromkeys(REGIONS, Part())))
+    table = Table(Division(dict.fromkeys(REGIONS, RegionalPart())))
     table.ask("eu-west", waiting=LIMIT)
     table.ask("us-east", waiting=20)
-    table.division = Division({"eu-west": Part(), "ap-south": Part()} | gone)
+    table.division = Division({"eu-west": RegionalPart(), "ap-south": RegionalPart()} | gone)
     table.give_back("eu-west", 100)
     epochs = {lease.epoch for lease in table.leases}
     assert push_to_waiting(table.shelf("eu-west"), LIMIT, epochs, ["a return"], NOW) == []
@@ -255,7 +257,7 @@ def test_units_that_are_being_moved_are_reserved_for_their_region(
     units: int, history: list[tuple[str, str, int]]
 ) -> None:
     move = Move(ID, 1, KEY, "us-east", "ap-south", units)
-    table = Table(Division(dict.fromkeys(REGIONS, Part()), [move]))
+    table = Table(Division(dict.fromkeys(REGIONS, RegionalPart()), [move]))
     for what, region, number in history:
         before, travelling = table.taken("ap-south"), move.travelling
         play(table, [(what, region, number)])
@@ -269,7 +271,7 @@ def test_units_that_are_being_moved_are_reserved_for_their_region(
 def test_a_move_takes_returned_units_up_to_its_amount() -> None:
     first, second = (Move(ID, number, KEY, "us-east", "ap-south", 30) for number in (1, 2))
     elsewhere = Move(ID, 3, KEY, "eu-west", None, 5)
-    table = Table(Division(dict.fromkeys(REGIONS, Part()), [first, second, elsewhere]))
+    table = Table(Division(dict.fromkeys(REGIONS, RegionalPart()), [first, second, elsewhere]))
     table.ask("us-east", waiting=100)
     table.give_back("us-east", 40)
     assert [(each.returned, each.travelling) for each in (first, second, elsewhere)] == [(30, 30), (10, 10), (0, 0)]
@@ -303,14 +305,14 @@ def test_the_narrowest_setting_counts_field_by_field() -> None:
     }
     catalogue = Catalogue(1, {}, None, {}, SHARES, settings=settings)
     division = division_of(catalogue, KEY, (), Division({}))
-    assert division.parts == {"us-east": Part(5, 20, None), "eu-west": Part(1, 0, 70)}
+    assert division.parts == {"us-east": RegionalPart(5, 20, None), "eu-west": RegionalPart(1, 0, 70)}
 
 
 def test_the_setting_of_a_rate_does_not_affect_an_allowance() -> None:
     catalogue = Catalogue(
         1, {}, None, {}, SHARES, settings={"exports:": {"us-east": Setting(1, "5/second", "9/second")}}
     )
-    assert division_of(catalogue, KEY, (), Division({})).parts["us-east"] == Part(1, 0, None)
+    assert division_of(catalogue, KEY, (), Division({})).parts["us-east"] == RegionalPart(1, 0, None)
 
 
 ALLOWANCE = AllowanceQuota(name="exports", limit=100, period=PeriodKind.MONTH)

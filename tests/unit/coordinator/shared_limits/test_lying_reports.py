@@ -10,11 +10,11 @@ from coordinator.shared_limits.rules import (
     MOST_REMEMBERED,
     NANO_UNITS,
     SLOT_MICRO,
-    Answer,
+    DemandReport,
     Grant,
-    Report,
     Shared,
-    Terms,
+    SharingReply,
+    SharingTerms,
     beyond,
     share_out,
     terms_of_slots,
@@ -36,7 +36,7 @@ def last_number(shared: Shared) -> int:
     return holding.perhaps[-1].number if holding else 0
 
 
-def is_stored_and_said(shared: Shared, of: Terms, grant: Grant) -> None:
+def is_stored_and_said(shared: Shared, of: SharingTerms, grant: Grant) -> None:
     """Check that a record survives its round trip and stays within what a region may report."""
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(shared), type=Shared) == shared
     assert all(0 <= number <= MAX_UNITS for number in grant[:5])
@@ -61,7 +61,7 @@ def test_honest_regions_keep_their_parts_of_a_rate(
         world.exchange(name, 1)
     for demand, number, rate, spent, pause_ms in told:
         named = last_number(world.shared) if number < 0 else number
-        answer = share_out(world.shared, Report("b", demand, named, rate, spent), of, world.now_ms)
+        answer = share_out(world.shared, DemandReport("b", demand, named, rate, spent), of, world.now_ms)
         is_stored_and_said(world.shared, of, answer.grant)
         for name in 3 * HONEST:
             world.exchange(name, 1)
@@ -76,7 +76,7 @@ def test_a_share_that_was_never_given_takes_nothing_from_the_others() -> None:
     for name in HONEST:
         world.regions[name].demand_micro = LIMIT
     for _ in range(12):
-        share_out(world.shared, Report("b", MAX_UNITS, 123, MAX_UNITS, MAX_UNITS), world.terms, world.now_ms)
+        share_out(world.shared, DemandReport("b", MAX_UNITS, 123, MAX_UNITS, MAX_UNITS), world.terms, world.now_ms)
         for name in HONEST:
             world.exchange(name, 1)
         world.pass_time(2_000)
@@ -85,10 +85,12 @@ def test_a_share_that_was_never_given_takes_nothing_from_the_others() -> None:
 
 
 def test_the_largest_limits_and_long_silences_stay_within_64_bits() -> None:
-    of = Terms(MAX_RATE_MICRO, Sharing.ADAPTIVE, dict.fromkeys(NAMES, Weighed(1)), dict.fromkeys(NAMES, MAX_RATE_MICRO))
+    of = SharingTerms(
+        MAX_RATE_MICRO, Sharing.ADAPTIVE, dict.fromkeys(NAMES, Weighed(1)), dict.fromkeys(NAMES, MAX_RATE_MICRO)
+    )
     shared = Shared(0, 0)
     for now_ms in range(0, 400 * LONGEST_MS, LONGEST_MS):
-        answer = share_out(shared, Report("b", MAX_UNITS, 5, MAX_UNITS, MAX_UNITS), of, now_ms)
+        answer = share_out(shared, DemandReport("b", MAX_UNITS, 5, MAX_UNITS, MAX_UNITS), of, now_ms)
         is_stored_and_said(shared, of, answer.grant)
     assert shared.debt <= MOST_REMEMBERED
 
@@ -111,13 +113,13 @@ class Slots:
     def exchange(self) -> None:
         for name in HONEST:
             held_micro = self.held[name] * SLOT_MICRO
-            report = Report(name, SLOTS * SLOT_MICRO, self.numbers[name], held_micro, 0, epoch=1)
+            report = DemandReport(name, SLOTS * SLOT_MICRO, self.numbers[name], held_micro, 0, epoch=1)
             grant = share_out(self.shared, report, slot_terms, self.now_ms).grant
             self.held[name], self.numbers[name] = grant.rate_micro // SLOT_MICRO, grant.number
 
-    def lie(self, demand: int, number: int, held: int, epoch: int, lost_ms: int) -> Answer:
+    def lie(self, demand: int, number: int, held: int, epoch: int, lost_ms: int) -> SharingReply:
         named = last_number(self.shared) if number < 0 else number
-        report = Report("b", demand * SLOT_MICRO, named, held * SLOT_MICRO, 0, epoch, lost_ms)
+        report = DemandReport("b", demand * SLOT_MICRO, named, held * SLOT_MICRO, 0, epoch, lost_ms)
         return share_out(self.shared, report, slot_terms, self.now_ms)
 
 
@@ -139,7 +141,7 @@ def test_honest_regions_keep_their_slots(told: list[tuple[int, int, int, int, in
 def test_a_published_debt_is_bounded() -> None:
     world = World(terms(Sharing.ADAPTIVE))
     for second in range(60):
-        lie = Report("b", MAX_UNITS, world.now_ms + second, MAX_UNITS, 0)
+        lie = DemandReport("b", MAX_UNITS, world.now_ms + second, MAX_UNITS, 0)
         share_out(world.shared, lie, world.terms, world.now_ms)
         world.exchange("a", 1)
         world.pass_time(1_000)

@@ -18,11 +18,11 @@ from coordinator.shared_limits.rules import (
     NANO_UNITS,
     PAID_BACK_IN_MS,
     Bound,
+    DemandReport,
     Grant,
     Member,
-    Report,
     Shared,
-    Terms,
+    SharingTerms,
     count,
     fair_shares,
     fill,
@@ -108,15 +108,17 @@ def test_floors_ceilings_and_weights() -> None:
 NAMES = ("a", "b", "c")
 
 
-def terms(sharing: Sharing = Sharing.STRICT, names: tuple[str, ...] = NAMES, limit: int = LIMIT) -> Terms:
+def terms(sharing: Sharing = Sharing.STRICT, names: tuple[str, ...] = NAMES, limit: int = LIMIT) -> SharingTerms:
     return terms_of(limit, sharing, {name: Member(1) for name in names})
 
 
-def say(shared: Shared, region: str, demand: int, now_ms: int, of: Terms, number: int = 0, rate: int = 30) -> Grant:
-    return share_out(shared, Report(region, demand * 1_000_000, number, rate * 1_000_000), of, now_ms).grant
+def say(
+    shared: Shared, region: str, demand: int, now_ms: int, of: SharingTerms, number: int = 0, rate: int = 30
+) -> Grant:
+    return share_out(shared, DemandReport(region, demand * 1_000_000, number, rate * 1_000_000), of, now_ms).grant
 
 
-def all_said(of: Terms, *demands: int, shared: Shared | None = None) -> tuple[Shared, dict[str, Grant]]:
+def all_said(of: SharingTerms, *demands: int, shared: Shared | None = None) -> tuple[Shared, dict[str, Grant]]:
     shared = shared or Shared(0, 0)
     grants = {name: say(shared, name, demand, 0, of) for name, demand in zip(NAMES, demands, strict=True)}
     return shared, grants
@@ -144,7 +146,7 @@ def test_adaptive_gives_at_once_and_for_a_second_only() -> None:
 
 def test_a_region_with_spare_units_is_signalled_once() -> None:
     of, shared = terms(Sharing.ADAPTIVE), Shared(0, 0)
-    of_c = Report("c", LIMIT, 0, LIMIT // 3)
+    of_c = DemandReport("c", LIMIT, 0, LIMIT // 3)
     assert share_out(shared, of_c, of, 1000).asked == ["a", "b"]
     assert share_out(shared, of_c, of, 1100).asked == []
     assert share_out(shared, of_c, of, 1500).asked == ["a", "b"]
@@ -167,7 +169,7 @@ def test_a_debt_is_paid_back() -> None:
     given, owed = [], [shared.debt]
     for second in range(1, 30):
         for name in NAMES:
-            report = Report(name, LIMIT, told[name].number, told[name].rate_micro, spent=100 * second)
+            report = DemandReport(name, LIMIT, told[name].number, told[name].rate_micro, spent=100 * second)
             told[name] = share_out(shared, report, of, second * 1000).grant
         given.append(sum(grant.rate_micro for grant in told.values()))
         owed.append(shared.debt)
@@ -183,11 +185,11 @@ def test_unused_units_are_no_debt() -> None:
     count(shared, of, 200)
     assert shared.debt == 60_000_000 * 200
     for name in ("a", "b"):
-        share_out(shared, Report(name, 0, grants[name].number, 30_000_000, spent=2), of, 200)
+        share_out(shared, DemandReport(name, 0, grants[name].number, 30_000_000, spent=2), of, 200)
     assert shared.debt == 4 * NANO_UNITS, "two times two units were used, perhaps just then"
     count(shared, of, 400)
     owed = shared.debt
-    share_out(shared, Report("a", 0, grants["a"].number, 30_000_000, spent=2), of, 400)
+    share_out(shared, DemandReport("a", 0, grants["a"].number, 30_000_000, spent=2), of, 400)
     assert shared.debt == owed, "the same report again says nothing of what was used since"
 
 
@@ -198,7 +200,7 @@ def test_units_in_a_bucket_are_counted() -> None:
     told, spent = grants["a"], 0
     for turn, used in enumerate([4, 8, 4, 8], 1):
         spent += used
-        told = share_out(shared, Report("a", LIMIT, told.number, 30_000_000, spent), of, 200 * turn).grant
+        told = share_out(shared, DemandReport("a", LIMIT, told.number, 30_000_000, spent), of, 200 * turn).grant
     assert spent == 4 * 6
     assert shared.debt == 4 * 60_000_000 * 200 - 2 * NANO_UNITS, "two were in the bucket before, and are of the burst"
 
@@ -207,7 +209,7 @@ def test_unused_capacity_is_kept_up_to_a_tenth_of_the_worst_case() -> None:
     of = terms(Sharing.ADAPTIVE)
     shared, told = all_said(of, 90, 90, 90)
     for name in NAMES:
-        hear(shared, Report(name, LIMIT, told[name].number, 20_000_000), of, 0)
+        hear(shared, DemandReport(name, LIMIT, told[name].number, 20_000_000), of, 0)
     count(shared, of, 100)
     assert shared.balance == -30_000_000 * 100, "each has given up ten of thirty"
     count(shared, of, 2000)
@@ -232,7 +234,7 @@ def test_unused_capacity_is_granted_later_but_never_under_strict() -> None:
 def test_a_region_that_could_take_spare_units_is_signalled() -> None:
     of = terms()
     shared, told = all_said(of, 30, 90, 90)
-    given_up = Report("a", 0, told["a"].number, 0)
+    given_up = DemandReport("a", 0, told["a"].number, 0)
     assert share_out(shared, given_up, of, 2000).asked == ["b", "c"]
     assert share_out(shared, given_up, of, 2001).asked == [], "they are coming"
 
@@ -270,11 +272,11 @@ class Region:
 class World:
     """A simulation with one time in ms, in which clocks of regions lag by the time that their requests took."""
 
-    terms: Terms
+    terms: SharingTerms
     shared: Shared = field(default_factory=lambda: Shared(0, 0))
     now_ms: int = 0
     regions: dict[str, Region] = field(default_factory=lambda: {name: Region() for name in NAMES})
-    reports: list[tuple[Report, int]] = field(default_factory=list)
+    reports: list[tuple[DemandReport, int]] = field(default_factory=list)
     replies: list[tuple[str, Grant, int]] = field(default_factory=list)
     admitted_over: int = 0
     most_over: int = 0
@@ -314,7 +316,9 @@ class World:
             region.share = region.share.lowered(kept)
         number = region.share.number_at(self.now_ms * 1000)
         region.told, region.spent = region.told - -region.spent // NANO_UNITS, 0  # whole units, rounded up
-        self.reports.append((Report(name, region.demand_micro, number, self.rate_of(name), region.told), self.now_ms))
+        self.reports.append(
+            (DemandReport(name, region.demand_micro, number, self.rate_of(name), region.told), self.now_ms)
+        )
 
     def decide(self, place: int, keep: bool) -> None:
         report, sent_ms = self.reports[place] if keep else self.reports.pop(place)

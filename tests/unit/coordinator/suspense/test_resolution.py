@@ -7,7 +7,7 @@ import pytest
 from coordinator.exchange.rules.balances import Account, Cause, Lease, Pool
 from coordinator.exchange.rules.posting import movement, post
 from coordinator.exchange.rules.settlement import EpochState
-from coordinator.suspense.rules import EpochEnd, ResolutionKind, Terms, propose, resolve
+from coordinator.suspense.rules import EpochEnd, ResolutionKind, ResolutionTerms, propose, resolve
 from protocol.lease import LeaseState
 from tests.unit.coordinator.exchange.test_balances import KEY, NOW, new_lease
 
@@ -35,7 +35,7 @@ def test_a_quarantine_of_an_ended_epoch_ends_as_the_epoch_did(epoch: EpochEnd, s
     """Otherwise the lease would become active again in a store that spends in another epoch by now."""
     pool, lease = in_quarantine()
     terms = propose(lease, ResolutionKind.UNATTRIBUTED, 0)
-    assert isinstance(terms, Terms)
+    assert isinstance(terms, ResolutionTerms)
     resolve(pool, lease, terms, epoch, uuid4(), NOW)
     assert (lease.state, lease.consumed, pool.unallocated) == (state, 4, free)
     assert lease.balances

@@ -14,7 +14,7 @@ from coordinator.usage.rules.reconciliation import (
     POOL,
     BalanceStatus,
     Books,
-    LaneRow,
+    LaneSummary,
     LeaseRow,
     Moved,
     PoolRow,
@@ -61,7 +61,7 @@ class Kept:
             pools=[PoolRow(KEY.quota, "exports", "acme", {account: pool[account] for account in POOL})],
             leases=[_row(lease) for lease in self.leases],
             moved=moved,
-            lanes=[LaneRow(epoch, 0, 0, genesis_head(epoch, 0), 0, None) for epoch in (1, 2)],
+            lanes=[LaneSummary(epoch, 0, 0, genesis_head(epoch, 0), 0, None) for epoch in (1, 2)],
         )
 
 

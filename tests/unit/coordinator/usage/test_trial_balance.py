@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from coordinator.exchange.rules.balances import Account, Cause, Key, Pool
 from coordinator.exchange.rules.posting import Overdrawn, Report, post
-from coordinator.proof.rules import TrialBalance, without_zeros
+from coordinator.proof.rules import SealedBalance, without_zeros
 
 ACCOUNTS = sorted({*Account} - {Account.ADJUSTMENT})
 MOVES = st.lists(st.tuples(st.sampled_from(ACCOUNTS), st.sampled_from(ACCOUNTS), st.integers(1, 50)), max_size=30)
@@ -13,7 +13,7 @@ MOVES = st.lists(st.tuples(st.sampled_from(ACCOUNTS), st.sampled_from(ACCOUNTS),
 
 @given(MOVES)
 def test_a_pool_equals_the_sum_of_its_transfers(moves: list[tuple[Account, Account, int]]) -> None:
-    pool, balance = Pool(Key("exports", "2026-11")), TrialBalance()
+    pool, balance = Pool(Key("exports", "2026-11")), SealedBalance()
     report = Report("us-east", 1, 0, 1)
     post(report, pool, None, Account.FUNDING, Account.UNALLOCATED, 100, Cause.FUNDED)
     for src, dst, units in moves:

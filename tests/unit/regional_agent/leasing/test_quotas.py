@@ -10,7 +10,7 @@ from protocol.messages import LeaseDemand
 from protocol.units import MAX_UNITS
 from regional_agent.leasing.quotas import UNANSWERED_MS, HotKey, Quotas
 from regional_agent.leasing.rules.refill import LONGEST_PAUSE_MS
-from regional_agent.metrics import Metrics
+from regional_agent.metrics import AgentMetrics
 from regional_agent.store.types import PolicyDecision
 
 QUOTA = "exports:tenant=acme"
@@ -166,7 +166,7 @@ def test_the_hottest_keys_have_the_highest_demand_of_rates_and_allowances() -> N
 
 
 def test_only_hot_keys_are_metric_series_and_only_while_they_are_hot() -> None:
-    metrics = Metrics()
+    metrics = AgentMetrics()
 
     def told() -> list[str]:
         lines = generate_latest(metrics.registry).decode().splitlines()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from protocol.circuit_breaker import BreakerState, CircuitBreaker
 from protocol.clock import SystemClock
-from regional_agent.metrics import Metrics
+from regional_agent.metrics import AgentMetrics
 from regional_agent.store.circuit_breaker import StoreCircuitBreaker, is_store_failure
 from regional_agent.store.connection import OnReply, StoreError, StoreUnavailable
 from tests.unit.regional_agent.leasing.test_quotas import StandingClock
@@ -87,7 +87,7 @@ class Probes:
 
 @pytest.mark.anyio
 async def test_an_outage_begins_once_and_lasts_until_the_circuit_breaker_closes() -> None:
-    clock, metrics = StandingClock(), Metrics()
+    clock, metrics = StandingClock(), AgentMetrics()
     breaker = StoreCircuitBreaker(CircuitBreaker(2, PAUSE_MS), clock, metrics, Probes(), 60_000)
     for _ in range(4):
         breaker.record_reply(StoreUnavailable("gone"))
@@ -105,7 +105,7 @@ async def test_an_outage_begins_once_and_lasts_until_the_circuit_breaker_closes(
 @pytest.mark.anyio
 async def test_one_probe_at_a_time_finds_that_the_store_is_back() -> None:
     probes = Probes()
-    breaker = StoreCircuitBreaker(CircuitBreaker(1, 1), SystemClock(), Metrics(), probes, 1)
+    breaker = StoreCircuitBreaker(CircuitBreaker(1, 1), SystemClock(), AgentMetrics(), probes, 1)
     breaker.record_reply(StoreUnavailable("gone"))
     for times in (1, 2):
         await probes.made(times)

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regional_agent.store_outage.rules.local_rates import MOST_BUCKETS, Ask, LocalRates
+from regional_agent.store_outage.rules.local_rates import MOST_BUCKETS, LocalRates, RateRequest
 
-ASK = Ask("api:tenant=acme", 1, 2_000_000, 10)  # two a second, ten at once
+ASK = RateRequest("api:tenant=acme", 1, 2_000_000, 10)  # two a second, ten at once
 
 
 @given(st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 4)), max_size=60))

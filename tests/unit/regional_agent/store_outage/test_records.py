@@ -6,13 +6,13 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regional_agent.store_outage.rules.local_allowances import Ask, LocalAllowances
+from regional_agent.store_outage.rules.local_allowances import AllowanceRequest, LocalAllowances
 from regional_agent.store_outage.rules.records import (
     MOST_BYTES,
     MOST_LEASES,
     MOST_LINES,
+    AdmittedOperation,
     Entry,
-    Known,
     Record,
     batches,
     is_foreign,
@@ -31,7 +31,7 @@ entries = st.builds(
     st.integers(1, 2**40),
 )
 operations = st.builds(
-    Known, st.text(max_size=8), st.text(max_size=8), st.integers(1, 10**9), st.lists(entries, max_size=2)
+    AdmittedOperation, st.text(max_size=8), st.text(max_size=8), st.integers(1, 10**9), st.lists(entries, max_size=2)
 )
 records = st.builds(Record, st.lists(entries, min_size=1, max_size=4), st.lists(operations, max_size=2))
 
@@ -120,7 +120,7 @@ def test_admissions_from_an_allowance_are_at_most_its_fraction(available: int, c
     allowances.note("mails", available, until_ms=1_000)
     given_units = 0
     for cost in costs:
-        [left] = allowances.left([Ask("mails", cost, 200_000)], now_ms=999)
+        [left] = allowances.left([AllowanceRequest("mails", cost, 200_000)], now_ms=999)
         if left >= 0:
             allowances.give("mails", cost)
             given_units += cost
@@ -128,11 +128,11 @@ def test_admissions_from_an_allowance_are_at_most_its_fraction(available: int, c
             assert given_units + cost > max(0, available) // 5, "it would have fitted"
     assert given_units <= max(0, available) // 5
     allowances.take_back("mails", given_units)
-    assert allowances.left([Ask("mails", 1, 200_000)] * 2, 999) == [
+    assert allowances.left([AllowanceRequest("mails", 1, 200_000)] * 2, 999) == [
         max(0, available) // 5 - 1,
         max(0, available) // 5 - 2,
     ]
-    assert allowances.left([Ask("mails", 1, 200_000)], 1_000) == [-1], "the period is over"
+    assert allowances.left([AllowanceRequest("mails", 1, 200_000)], 1_000) == [-1], "the period is over"
 
 
 def test_more_lines_than_a_message_carries_are_reported_in_several_batches() -> None:
