@@ -78,16 +78,7 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
         async with (
             open_database(url, settings.database_pool_size) as database,
             _listening(url, hub),
-            _watching(
-                CoordinatorHealth(
-                    url,
-                    clock,
-                    metrics,
-                    failures,
-                    clock_warn_ms=settings.clock_warn_ms,
-                    addresses=addresses_of(url, settings.installation),
-                )
-            ) as health,
+            _watching(_health_of(settings, clock, metrics, failures)) as health,
             running(url, background_jobs(settings, clock), metrics, failures, clock),
         ):
             app.state.coordinator = Coordinator(settings, clock, database, hub, metrics, health)
@@ -114,6 +105,14 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
         registry=metrics.registry,
     )
     return app
+
+
+def _health_of(
+    settings: CoordinatorSettings, clock: ComparedClock, metrics: CoordinatorMetrics, failures: JobFailures
+) -> CoordinatorHealth:
+    url = settings.database_url.get_secret_value()
+    addresses = addresses_of(url, settings.installation)
+    return CoordinatorHealth(url, clock, metrics, failures, clock_warn_ms=settings.clock_warn_ms, addresses=addresses)
 
 
 async def _unavailable(request: Request, error: Exception) -> Response:

@@ -70,15 +70,18 @@ class Cell:
             settings.adjust_ceiling,
         )
         booking = JournalBooking(journal, fallback.allowances, coordinator, self.scripts, self.breaker, clock)
-        pacing = Pacing(self.quotas.wake, clock, settings.report_interval_ms)
+        self._set_up_exchanges(booking, coordinator, settings.report_interval_ms)
+
+    def _set_up_exchanges(self, booking: JournalBooking, coordinator: CoordinatorClient, interval_ms: int) -> None:
+        pacing = Pacing(self.quotas.wake, self._clock, interval_ms)
         self.exchange = LaneExchange(
             scripts=self.scripts,
             coordinator=coordinator,
             quotas=self.quotas,
             epochs=self.epochs,
             pacing=pacing,
-            metrics=metrics,
-            clock=clock,
+            metrics=self.metrics,
+            clock=self._clock,
         )
         self.exchange_loop = ExchangeLoop(
             scripts=self.scripts,
@@ -87,8 +90,8 @@ class Cell:
             epochs=self.epochs,
             journal=booking,
             pacing=pacing,
-            metrics=metrics,
-            clock=clock,
+            metrics=self.metrics,
+            clock=self._clock,
         )
         self.shutdown = Shutdown(
             scripts=self.scripts,
