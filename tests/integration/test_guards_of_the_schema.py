@@ -1,4 +1,4 @@
-"""`migrations/guards.json`, with which verify compares a database, is what the migrations make of one."""
+"""`migrations/guards.json`, with which verify compares a database, equals the result of the migrations."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ FILE = Path(__file__).parents[2] / "migrations" / "guards.json"
 
 
 async def test_the_guards_are_those_of_the_newest_migration(database: str) -> None:
-    """After a new migration: `./dev guards`."""
+    """Run `./dev guards` after a new migration."""
     async with connected(database) as owner:
         made = Guards(known_revisions()[-1], dict(sorted((await read_guards(owner)).items())))
     if "LEASEHOLD_WRITE_GUARDS" in os.environ:

@@ -1,4 +1,4 @@
-"""Migrations: the schema in an empty database, later steps, two runs at once, and runs that fail."""
+"""Migrations create the schema, apply later steps, run one at a time, and fail without changes."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The schema is stated three times, and all agree: `schema.sql`, the migrations, and the metadata of SQLAlchemy."""
+"""`schema.sql`, the migrations and the metadata of SQLAlchemy state the same schema."""
 
 import asyncpg
 import pytest
@@ -12,7 +12,7 @@ from tests.integration.coordinator.fixtures import connected
 
 pytestmark = pytest.mark.anyio
 
-# What `read_guards` leaves out, because no change is refused by it.
+# Objects that `read_guards` omits, because they refuse no change.
 REST = """
 SELECT 'table ' || relname AS name, concat_ws(' ', relkind::text, relpersistence::text, pg_get_partkeydef(oid)) AS made
 FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p', 'S', 'v', 'm')

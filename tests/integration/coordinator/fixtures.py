@@ -1,4 +1,4 @@
-"""What every test of a coordinator stands on: a time that moves only when it is moved, and the database behind it."""
+"""Fixtures of every test of a coordinator: a clock that only the test moves, and the database."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -28,7 +28,7 @@ class StandingClock:
         self.time += timedelta(**by)
 
 
-# Whoever waits for a lock for longer than that waits for ever: the test fails, and does not hang.
+# A longer wait for a lock is taken for a deadlock: the test fails, and does not hang.
 PATIENCE = {"lock_timeout": "20s"}
 
 
@@ -43,7 +43,7 @@ async def connected(url: str) -> AsyncIterator[Connection]:
 
 
 async def put_off(owner: Connection, *jobs: str) -> None:
-    """Until the test does it: no coordinator does it by itself any more, and one that is at it has ended."""
+    """Stop a background job of all coordinators, so that only the test runs it."""
     await owner.executemany(
         "INSERT INTO job VALUES ($1, '2100-01-01') ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at",
         [(job,) for job in jobs],
@@ -52,7 +52,7 @@ async def put_off(owner: Connection, *jobs: str) -> None:
 
 @asynccontextmanager
 async def served(app: FastAPI, before_shutdown: Callable[[], Awaitable[None]] | None = None) -> AsyncIterator[str]:
-    """The address of the app on a real port."""
+    """Yield the address of the app on a real port."""
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     server = asyncio.create_task(
         serve(app, host="127.0.0.1", port=0, before_shutdown=before_shutdown, on_listening=listening.set_result)

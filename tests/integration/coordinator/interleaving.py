@@ -1,4 +1,4 @@
-"""Steps of coordinators, and ways to have two of them at the same moment: who is first is no matter of luck."""
+"""Steps of coordinators, and ways to run two of them at once in a fixed order."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -34,7 +34,7 @@ Step = Callable[[Connection], Awaitable[T]]
 def says(
     agent_harness: AgentHarness, agent: Agent, seq: int, *leases: Any, quota: str = EXPORTS, demands: Sequence[Any] = ()
 ) -> Step[ExchangeReply]:
-    """One exchange, as a coordinator applies it."""
+    """Apply one exchange as a coordinator does."""
     live = msgspec.convert({"demands": demands}, LiveState)
     exchanges = [Exchange(frozen=agent.frozen(seq, *leases, quota=quota), live=live)]
     return says_all(agent_harness, agent, exchanges)
@@ -52,7 +52,7 @@ def says_all(agent_harness: AgentHarness, agent: Agent, exchanges: Sequence[Exch
 
 
 def opens(agent_harness: AgentHarness, agent: Agent) -> Step[Any]:
-    """Another incarnation of its store."""
+    """Open an epoch for another incarnation of its store."""
     request = OpenEpoch(nonce=token_hex(16), fingerprint="another incarnation")
     return lambda c: open_epoch(c, agent.region, request, agent.lanes, agent_harness.clock.now())
 
@@ -89,7 +89,7 @@ async def committed(agent_harness: AgentHarness, step: Step[T]) -> T:
 
 
 async def one_after_the_other(agent_harness: AgentHarness, first: Step[T], second: Step[Any]) -> tuple[T, Any]:
-    """The second begins before the first has ended, and is seen to wait for it."""
+    """Start the second before the first has ended, and check that it waits for the first."""
     async with connected(restricted(agent_harness.url)) as connection:
         transaction = connection.transaction()
         await transaction.start()
@@ -103,7 +103,7 @@ async def one_after_the_other(agent_harness: AgentHarness, first: Step[T], secon
 async def in_the_middle(
     agent_harness: AgentHarness, first: Step[T], statement: str, second: Step[Any]
 ) -> tuple[T, Any]:
-    """The second begins just before the first runs the statement, and is seen to wait for it."""
+    """Start the second just before the first runs the statement, and check that it waits for the first."""
     begun: list[asyncio.Task[Any]] = []
 
     async def begin() -> None:
@@ -115,7 +115,7 @@ async def in_the_middle(
 
 
 class Overtaken:
-    """A connection on which somebody else comes first, just before one statement is run for the first time."""
+    """A connection that lets another transaction run just before one statement is run for the first time."""
 
     def __init__(self, connection: Connection, statement: str, overtake: Callable[[], Awaitable[Any]]) -> None:
         self._connection, self._overtakes = connection, {statement: overtake}
@@ -141,7 +141,7 @@ class Overtaken:
 
 
 class Recorded:
-    """A connection that notes each statement, and lets another transaction come first before the one with a number."""
+    """A connection that records each statement, and lets another transaction run before the one with a number."""
 
     def __init__(self, connection: Connection, before: int, overtake: Callable[[], Awaitable[Any]]) -> None:
         self._connection, self._before_number, self._overtake = connection, before, overtake

@@ -29,7 +29,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Counting:
-    """A job that counts who is at it."""
+    """A job that counts its concurrent runs."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -127,7 +127,7 @@ async def test_two_coordinators_never_run_a_job_at_once_and_one_goes_on_alone(da
 
 
 async def test_a_coordinator_that_dies_in_the_middle_leaves_the_job_to_others(database: str) -> None:
-    """Its connections end with it; nothing of it is waited for."""
+    """Its connections end with it, and no timeout has to pass."""
     counting = Counting()
     counting.go_on.clear()
     await make_due(database)
@@ -149,7 +149,7 @@ async def test_a_coordinator_that_dies_in_the_middle_leaves_the_job_to_others(da
 
 
 async def run_when_free(job: Job, database: Database) -> None:
-    """Postgres needs a moment to notice that a connection is gone."""
+    """Wait until Postgres notices that a connection is gone."""
     async with asyncio.timeout(20):
         while not await run_if_due(job, database):  # noqa: ASYNC110 - Postgres has no event for it
             await asyncio.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Signals over a real connection, and long polls of policies: hints arrive, and shutting down ends what would wait."""
+"""Signals arrive over a real connection, long polls of policies return, and shutting down ends both."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -46,7 +46,7 @@ async def stream(client: httpx.AsyncClient, region: str) -> AsyncIterator[Stream
         yield opened
 
 
-async def test_a_recall_goes_to_who_holds_and_a_grant_to_who_waits(agent_harness: AgentHarness) -> None:
+async def test_a_recall_goes_to_the_holder_and_a_grant_to_the_waiting_region(agent_harness: AgentHarness) -> None:
     await agent_harness.limit([{"name": "exports", "kind": "allowance", "limit": 10, "period": "month"}])
     async with agent_harness.served() as url:
         east, west = await agent_harness.agent("us-east", url), await agent_harness.agent("eu-west", url)
@@ -60,7 +60,7 @@ async def test_a_recall_goes_to_who_holds_and_a_grant_to_who_waits(agent_harness
 
 
 async def test_what_was_rolled_back_is_never_signalled(agent_harness: AgentHarness) -> None:
-    """A notice leaves with the commit: one that comes later is the first to be heard."""
+    """A notice is sent at commit, so the notice of a later commit is the first to arrive."""
     async with agent_harness.served() as url:
         agent = await agent_harness.agent("us-east", url)
         async with stream(agent.client, "us-east") as hears:
@@ -103,9 +103,7 @@ async def test_a_revoked_token_ends_its_stream(agent_harness: AgentHarness, monk
                 await hears.next()
 
 
-async def test_a_revoked_token_ends_a_stream_that_is_never_silent(
-    agent_harness: AgentHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_revoked_token_ends_a_busy_stream(agent_harness: AgentHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.exchange.routes.TOKEN_CHECK_S", 0.05)
     async with agent_harness.served() as url:
         agent = await agent_harness.agent("us-east", url)
@@ -172,7 +170,7 @@ async def test_a_poll_ends_when_the_coordinator_stops(agent_harness: AgentHarnes
     assert (await asyncio.wait_for(poll, BOUND_S)).status_code == 304
 
 
-async def test_who_may_ask_for_policies(agent_harness: AgentHarness) -> None:
+async def test_scopes_of_policies(agent_harness: AgentHarness) -> None:
     for scopes, status in (((), 401), (("admin",), 403), (("region:a", "region:b"), 403)):
         assert (await (await agent_harness.client(*scopes)).get("/v1/policies")).status_code == status
     agent = await agent_harness.agent()

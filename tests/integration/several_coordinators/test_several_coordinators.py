@@ -1,4 +1,4 @@
-"""Several coordinators on one Postgres, none of them special: what one does, all regions hear of and obey."""
+"""Several equal coordinators run on one Postgres, and the effect of each reaches all regions."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ async def booked(world: World, units: int) -> None:
 
 @pytest.fixture
 async def apart(world: World) -> AsyncIterator[tuple[Agent, Agent]]:
-    """Two regions, each with a coordinator of its own."""
+    """Yield two regions, each with a coordinator of its own."""
     async with another_coordinator(world.database) as url:
         settings = world.settings("eu-west", coordinator_url=url)
         async with running(world.settings("us-east")) as one, running(settings) as other:
@@ -37,8 +37,10 @@ async def apart(world: World) -> AsyncIterator[tuple[Agent, Agent]]:
             yield one, other
 
 
-async def test_the_last_units_cross_from_one_to_the_other(world: World, apart: tuple[Agent, Agent]) -> None:
-    """The recall and the news that units came free travel from coordinator to coordinator."""
+async def test_the_last_units_move_between_regions_of_two_coordinators(
+    world: World, apart: tuple[Agent, Agent]
+) -> None:
+    """The signals of recall and grant travel from coordinator to coordinator."""
     holder, asker = apart
     await holder.lease(90)
     assert (await holder.check(cost=20)).status_code == 200
@@ -55,7 +57,9 @@ async def test_both_at_once_never_sell_a_unit_twice(world: World, apart: tuple[A
     assert (quota["consumed"], quota["outstanding"], quota["overage"]) == (100, 0, 0)
 
 
-async def test_limits_that_one_was_given_are_in_force_at_the_other(world: World, apart: tuple[Agent, Agent]) -> None:
+async def test_limits_applied_at_one_coordinator_are_in_force_at_the_other(
+    world: World, apart: tuple[Agent, Agent]
+) -> None:
     _, other = apart
     before = other.region.admission.policies
     assert before is not None
@@ -65,8 +69,8 @@ async def test_limits_that_one_was_given_are_in_force_at_the_other(world: World,
     assert (await other.check(EXPORT, cost=150)).status_code == 200
 
 
-async def test_when_one_is_gone_its_region_goes_on_with_the_other(world: World) -> None:
-    """Behind one address, as a load balancer has it: the batch that one had booked is a replay for the other."""
+async def test_a_region_continues_with_the_other_coordinator(world: World) -> None:
+    """Both have one address, as behind a load balancer: a batch that one had booked is a replay for the other."""
     async with another_coordinator(world.database) as url:
         async with running(world.settings("us-east", coordinator_url=url)) as agent:
             await agent.ready()

@@ -1,4 +1,4 @@
-"""Exports: what is asked for is counted, hashed, and the same bytes whenever and from wherever it is read."""
+"""Exports are counted and hashed, and have the same bytes whenever and by whichever coordinator they are read."""
 
 import asyncio
 import csv
@@ -30,13 +30,13 @@ from tests.integration.coordinator.usage.test_statements import DAY, MAILS, at, 
 __all__ = ["region"]
 pytestmark = pytest.mark.anyio
 MONTH = "2026-11"
-# Lines of the large export; a thousand times as many where somebody asks.
+# Lines of the large export; a thousand times as many on request.
 LINES = int(os.environ.get("LEASEHOLD_EXPORT_LINES", "60000"))
 PLAIN = {"Accept-Encoding": "identity"}
 
 
 async def exported(finance: httpx.AsyncClient, **asked: Any) -> dict[str, Any]:
-    """Asked for, and waited for: a coordinator counts it by itself."""
+    """Request an export and wait until a coordinator has counted it."""
     answer = await finance.post("/v1/exports", json=asked)
     assert answer.status_code == 202, answer.text
     path = answer.headers["Location"]
@@ -52,13 +52,13 @@ async def data(finance: httpx.AsyncClient, manifest: dict[str, Any], **headers: 
 
 
 def text(cell: object) -> str:
-    """As a CSV has it."""
+    """Return a value as in CSV."""
     if isinstance(cell, datetime):
         return cell.isoformat().replace("+00:00", "Z")
     return "" if cell is None else str(cell)
 
 
-async def test_every_line_is_in_it_with_its_report(
+async def test_an_export_has_every_line_with_its_report(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, region: Region
 ) -> None:
     await put_off(admin_harness.owner, "seal")  # its manifest names the newest seal
@@ -76,7 +76,7 @@ async def test_every_line_is_in_it_with_its_report(
         (each["id"], each["units"], each["epoch"], each["seq"]) for each in booked
     ]
     assert rows[0][1:9] == ["2026-11-18T09:05:00Z", DAY, DAY, "acme", "mails", MAILS, "eu-west", "mail"]
-    # Another seal may have been made while the export was.
+    # Another seal may have been made meanwhile.
     seal = await admin_harness.owner.fetchrow("SELECT * FROM seal WHERE number = $1", manifest["ledger_head"]["seal"])
     assert seal is not None
     assert seal["transfer"] == await admin_harness.owner.fetchval("SELECT max(id) FROM transfer")
@@ -88,7 +88,7 @@ async def test_every_line_is_in_it_with_its_report(
     assert [list(map(text, line.values())) for line in told_lines] == rows
 
 
-async def test_it_is_of_one_moment_and_of_one_tenant(
+async def test_an_export_is_of_one_moment_and_one_tenant(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, region: Region
 ) -> None:
     before = await exported(finance, period=MONTH)
@@ -105,16 +105,16 @@ async def test_it_is_of_one_moment_and_of_one_tenant(
 async def test_a_closed_period_is_exported_for_good(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, region: Region
 ) -> None:
-    await put_off(admin_harness.owner, "seal")  # else the coordinator may seal between the close and the export
+    await put_off(admin_harness.owner, "seal")  # otherwise the coordinator may seal between the close and the export
     await region.exchange(MAILS, frozen=[region.leases[MAILS, DAY] | {"returned": 7}])
     await close(admin_harness)
-    assert (await exported(finance, period=DAY))["is_final"] is False  # the seal is from before the last report
+    assert (await exported(finance, period=DAY))["is_final"] is False  # the seal precedes the last report
     await sealed(admin_harness)
     assert (await exported(finance, period=DAY))["is_final"] is True
 
 
 @pytest.mark.usefixtures("region")
-async def test_a_download_goes_on_where_it_ended(finance: httpx.AsyncClient) -> None:
+async def test_a_download_is_resumed_where_it_ended(finance: httpx.AsyncClient) -> None:
     manifest = await exported(finance, period=DAY)
     whole = await data(finance, manifest)
     tag, size = whole.headers["ETag"], manifest["bytes"]
@@ -123,7 +123,7 @@ async def test_a_download_goes_on_where_it_ended(finance: httpx.AsyncClient) -> 
         rest = await data(finance, manifest, Range=f"bytes={start}-", **{"If-Range": tag})
         assert (rest.status_code, rest.content) == (206, whole.content[start:])
         assert rest.headers["Content-Range"] == f"bytes {start}-{size - 1}/{size}"
-    # Of other bytes, and what is no such range, is answered with all of it.
+    # Other validators and invalid ranges are answered with the whole file.
     for headers in ({"Range": "bytes=5-", "If-Range": '"other"'}, {"Range": "bytes=1-2,4-5"}, {"Range": "bytes=-5"}):
         assert (await data(finance, manifest, **headers)).content == whole.content
     assert problem(await data(finance, manifest, Range=f"bytes={size}-")) == (416, [])
@@ -133,7 +133,7 @@ async def test_a_download_goes_on_where_it_ended(finance: httpx.AsyncClient) -> 
 
 
 @pytest.mark.usefixtures("region")
-async def test_what_cannot_be_exported_is_refused(admin_harness: AdminHarness, finance: httpx.AsyncClient) -> None:
+async def test_invalid_exports_are_refused(admin_harness: AdminHarness, finance: httpx.AsyncClient) -> None:
     for body, expected in (
         ({"period": DAY, "format": "xls"}, (422, [("format", "enum")])),
         ({"period": DAY, "tenant": "a\nb"}, (422, [("tenant", "text")])),
@@ -176,7 +176,7 @@ INSERT INTO seal SELECT 1, '', 0, (SELECT max(id) FROM transfer), 0, 0, '', 0, '
 
 @pytest.fixture
 async def large(database: str) -> AsyncIterator[tuple[Database, Export]]:
-    """Counted by a coordinator of its own."""
+    """Yield a large export that a coordinator of its own has counted."""
     async with connected(database) as owner:
         await owner.execute(LARGE)
         await owner.execute(MANY, LINES)
@@ -206,7 +206,7 @@ async def test_memory_does_not_grow_with_the_export(large: tuple[Database, Expor
         finally:
             tracemalloc.stop()
 
-    await peak(export)  # what is made once, and kept
+    await peak(export)  # what is created once and kept
     head = export.ledger_head
     little = replace(export, ledger_head=replace(head, transfer=last - LINES * 3 // 4))
     (of_little, little_bytes), (of_all, all_bytes) = await peak(little), await peak(export)
@@ -214,7 +214,7 @@ async def test_memory_does_not_grow_with_the_export(large: tuple[Database, Expor
     assert of_all < 1.3 * of_little
 
 
-async def test_a_download_of_a_large_one_begins_at_a_mark(large: tuple[Database, Export]) -> None:
+async def test_a_download_of_a_large_export_begins_at_a_mark(large: tuple[Database, Export]) -> None:
     one, export = large
     resume_points = await one.read(
         lambda c: c.fetchval("SELECT jsonb_array_length(resume_points) FROM export WHERE id = $1", export.id)
@@ -236,10 +236,8 @@ FROM unnest(ARRAY['t3', 't4', 'nobody']) AS tenant
 """
 
 
-async def test_however_few_lines_a_tenant_has_each_look_for_them_is_bounded(
-    database: str, large: tuple[Database, Export]
-) -> None:
-    """Some are of quotas that are counted by tenant, one is of a quota that all share."""
+async def test_each_query_for_lines_of_a_tenant_is_bounded(database: str, large: tuple[Database, Export]) -> None:
+    """Some lines are of quotas counted by tenant, and one is of a quota that all tenants share."""
     one, export = large
     async with connected(database) as owner:
         await owner.execute(SHARED)

@@ -1,4 +1,4 @@
-"""Exports as Parquet: a job, whose file every coordinator reads: the CSV with types, kept for a while."""
+"""Parquet exports are made by a job, are readable at every coordinator, equal the CSV with types, and expire."""
 
 import asyncio
 import csv
@@ -49,11 +49,11 @@ def as_csv(table: Any) -> list[list[str]]:
 
 
 async def no_other_seal(admin_harness: AdminHarness) -> None:
-    """From here on: the coordinator seals by itself, and as of another seal an export is another one."""
+    """Stop sealing from here on, because an export as of another seal is another export."""
     await put_off(admin_harness.owner, "seal")
 
 
-async def test_it_is_the_csv_with_types(
+async def test_a_parquet_export_is_the_csv_with_types(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, region: Region
 ) -> None:
     await no_other_seal(admin_harness)
@@ -76,19 +76,17 @@ async def test_it_is_the_csv_with_types(
     assert (rest.status_code, rest.content) == (206, answer.content[size // 2 :])
     assert (await data(finance, manifest, **{"If-None-Match": tag})).status_code == 304
     plain = await finance.get(f"/v1/exports/{manifest['id']}/data", headers={"Accept-Encoding": "gzip"})
-    assert "Content-Encoding" not in plain.headers  # it is packed already
+    assert "Content-Encoding" not in plain.headers  # it is compressed already
 
 
-async def test_of_a_tenant_who_used_nothing_it_is_a_table_without_rows(
-    finance: httpx.AsyncClient, region: Region
-) -> None:
+async def test_an_export_of_a_tenant_without_usage_has_no_rows(finance: httpx.AsyncClient, region: Region) -> None:
     manifest = await exported(finance, period=DAY, format="parquet", tenant="nobody")
     table = table_of((await data(finance, manifest)).content)
     assert (manifest["rows"], table.num_rows, table.column_names) == (0, 0, manifest["columns"])
 
 
 @pytest.mark.usefixtures("region")
-async def test_who_has_no_pyarrow_is_told_what_to_install(
+async def test_without_pyarrow_the_error_names_what_to_install(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -130,10 +128,10 @@ async def parts(owner: Connection) -> int:
     return count
 
 
-async def test_one_that_died_in_the_middle_is_begun_anew_by_another_and_they_never_mix(
+async def test_an_interrupted_export_is_restarted_by_another_coordinator_and_never_mixed(
     database: str, large: tuple[Database, Export], other: Connection
 ) -> None:
-    """The first is not dead, but slow: it notes and keeps nothing any more once somebody else is at it."""
+    """The first coordinator is not dead but slow: it writes nothing any more once another has taken over."""
     one, in_text = large
     export = await asked(other)
     first = await one.run(lambda c: exports_job._begin(c, export.id))
@@ -148,7 +146,7 @@ async def test_one_that_died_in_the_middle_is_begun_anew_by_another_and_they_nev
         await make_exports(another, StandingClock())
         assert not await another.run(lambda c: exports_job._keep(c, second, some, 5, b"wrong"))
         finished, body = await content(another, export.id)
-    assert (await content(one, export.id))[1] == body  # whichever coordinator is asked
+    assert (await content(one, export.id))[1] == body  # at any coordinator
     assert hashlib.sha256(body).hexdigest() == finished.sha256
     assert (finished.rows, finished.rows_expected, await parts(other)) == (LINES, LINES, 5)
     units = sum(table_of(body)["units"].to_pylist())
@@ -158,7 +156,7 @@ async def test_one_that_died_in_the_middle_is_begun_anew_by_another_and_they_nev
     assert in_text.rows == finished.rows
 
 
-async def test_progress_is_told_in_lines(large: tuple[Database, Export], other: Connection) -> None:
+async def test_progress_is_reported_in_lines(large: tuple[Database, Export], other: Connection) -> None:
     one, _ = large
     export = await asked(other)
     attempt = await one.run(lambda c: exports_job._begin(c, export.id))
@@ -173,7 +171,7 @@ async def test_progress_is_told_in_lines(large: tuple[Database, Export], other: 
     assert (found.rows, found.rows_expected, found.progress) == (15_000, 60_000, 250)
 
 
-async def test_it_is_cancelled_when_nobody_wants_it_any_more(
+async def test_an_export_in_progress_can_be_cancelled(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, region: Region
 ) -> None:
     await no_other_seal(admin_harness)
@@ -192,7 +190,7 @@ async def test_it_is_cancelled_when_nobody_wants_it_any_more(
     assert problem(await finance.post(f"/v1/exports/{uuid4()}:cancel")) == (404, [])
 
 
-async def test_what_is_cancelled_is_not_made(large: tuple[Database, Export], other: Connection) -> None:
+async def test_a_cancelled_export_is_not_made(large: tuple[Database, Export], other: Connection) -> None:
     one, _ = large
     export, token = await asked(other), uuid4()
     ours = await asked(other, token)
@@ -207,7 +205,7 @@ async def test_what_is_cancelled_is_not_made(large: tuple[Database, Export], oth
     assert await parts(other) == 0
 
 
-async def test_it_is_kept_for_a_week(large: tuple[Database, Export], other: Connection) -> None:
+async def test_an_export_is_kept_for_a_week(large: tuple[Database, Export], other: Connection) -> None:
     one, _ = large
     export, clock = await asked(other), StandingClock()
     await make_exports(one, clock)
@@ -227,7 +225,7 @@ async def test_it_is_kept_for_a_week(large: tuple[Database, Export], other: Conn
     assert (await asked(other, now=finished.expires_at)).id != export.id
 
 
-async def test_two_who_ask_at_the_same_moment_are_given_one(
+async def test_two_parallel_requests_get_one_export(
     database: str, large: tuple[Database, Export], other: Connection
 ) -> None:
     async with connected(database) as second:

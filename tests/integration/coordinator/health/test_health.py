@@ -1,4 +1,4 @@
-"""What a coordinator says of itself: whether it can commit and may trust its clock, and what fails or is silent."""
+"""A coordinator reports whether it can commit and may trust its clock, and which jobs fail and regions are silent."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ def codes(answer: httpx.Response) -> list[str]:
 
 @asynccontextmanager
 async def no_synchronous_standby(url: str) -> AsyncIterator[None]:
-    """Every commit of the server waits for a standby that is not there."""
+    """Make every commit of the server wait for a standby that does not exist."""
     async with connected(url) as owner:
         await owner.execute("SET synchronous_commit = off")
 
@@ -68,8 +68,8 @@ async def no_synchronous_standby(url: str) -> AsyncIterator[None]:
             await owner.execute("SELECT pg_reload_conf()")
 
 
-async def test_a_coordinator_whose_commits_hang_is_not_ready_and_tells_why(database: str) -> None:
-    async with connected(database) as owner:  # servers of tests wait for no disk, unless they are told to
+async def test_a_coordinator_whose_commits_hang_is_not_ready_with_the_reason(database: str) -> None:
+    async with connected(database) as owner:  # test servers do not wait for disks by default
         await owner.execute(f'ALTER DATABASE "{urlsplit(database).path[1:]}" SET synchronous_commit = "on"')
     async with coordinator(restricted(database)) as (_, client):
         ready = await client.get("/readyz")
@@ -89,7 +89,7 @@ async def until_it_says(client: httpx.AsyncClient, status: int) -> httpx.Respons
     return answer
 
 
-async def test_a_scrape_asks_the_database_nothing(database: str) -> None:
+async def test_a_scrape_runs_no_query(database: str) -> None:
     async with coordinator(restricted(database)) as (app, client):
         object.__setattr__(app.state.coordinator, "database", None)
         answer = await client.get("/metrics")
@@ -97,8 +97,8 @@ async def test_a_scrape_asks_the_database_nothing(database: str) -> None:
     assert "leasehold_coordinator_ledger_figures_timestamp_seconds" in answer.text
 
 
-async def test_a_server_that_hangs_holds_up_neither_the_metrics_nor_the_start() -> None:
-    """It accepts connections and never answers, like a stopped process."""
+async def test_a_hanging_server_delays_neither_the_metrics_nor_the_start() -> None:
+    """The server accepts connections and never answers, like a stopped process."""
     writers: list[asyncio.StreamWriter] = []
 
     async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -140,11 +140,11 @@ async def test_a_coordinator_whose_clock_is_ahead_decides_nothing(database: str)
         await app.state.coordinator.health.look()
         assert (await client.get("/readyz")).status_code == 200
         assert (await client.post("/v1/regions/us-east/epochs", json=body, headers=headers)).status_code == 200
-        clock.ahead = timedelta(seconds=-7)  # somebody sets it: it is seen before the next comparison
+        clock.ahead = timedelta(seconds=-7)  # a jump of the clock is noticed before the next comparison
         assert (await client.post("/v1/regions/us-east/exchanges", json=exchange, headers=headers)).status_code == 503
 
 
-async def test_a_small_difference_is_told_and_stops_nothing(database: str) -> None:
+async def test_a_small_difference_of_clocks_is_reported_and_stops_nothing(database: str) -> None:
     async with coordinator(restricted(database), SkewedClock(seconds=2.5)) as (_, client):
         answer = await client.get("/readyz")
         assert (answer.status_code, answer.json()["status"], codes(answer)) == (200, "degraded", ["clock_drifts"])
@@ -213,7 +213,7 @@ def _value(counter: Any) -> float:
 # --- regions ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_region_that_is_not_heard_is_logged_and_shown(database: str) -> None:
+async def test_a_silent_region_is_logged_and_shown(database: str) -> None:
     async with connected(database) as owner:
         await owner.execute("INSERT INTO region (name, weight, created_at) VALUES ('us-east', 1, now())")
         region = {"Authorization": f"Bearer {(await issue_token(owner, ['region:us-east'], '', NOON)).token}"}

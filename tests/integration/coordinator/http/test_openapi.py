@@ -1,6 +1,6 @@
-"""What the OpenAPI document says is so, for calls of any shape that it allows, with the token of each scope.
+"""The OpenAPI document is true for calls of any shape that it allows, with the token of each scope.
 
-A short look by default; LEASEHOLD_FUZZ_EXAMPLES is how many calls of each operation are tried.
+By default few calls are tried; LEASEHOLD_FUZZ_EXAMPLES is the number of calls of each operation.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ __all__ = ["region"]
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.usefixtures("region"),
-    # The coordinator runs in this process, beside the strategies, and draws lots of its own.
+    # The coordinator runs in the process of the strategies and uses random numbers of its own.
     pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies"),
 ]
 
@@ -34,7 +34,7 @@ PATHS: dict[str, dict[str, Any]] = msgspec.json.decode(document())["paths"]
 OPERATIONS = [f"{method.upper()} {path}" for path in PATHS for method in PATHS[path] if path.startswith("/v1/")]
 REGION = "region:eu-west"
 CLOSED = (401, 403)
-# They answer when there is news, or never end: the tests of streams and of long polls are for them.
+# Streams and long polls, which answer late or never end, have tests of their own.
 WAITS = {"GET /v1/regions/{region}/signals", "GET /v1/policies", "GET /v1/blocks"}
 SHOWN_TO_WHO_ADJUSTS = {
     f"GET /v1/{each}" for each in ("adjustments", "adjustments/{adjustment}", "suspense", "quarantine")
@@ -42,7 +42,7 @@ SHOWN_TO_WHO_ADJUSTS = {
 ADJUSTS = ["usage:read", "adjust:propose", "adjust:approve", "admin"]
 
 
-async def test_no_call_of_any_shape_is_answered_otherwise(admin_harness: AdminHarness) -> None:
+async def test_calls_of_any_shape_are_answered_as_documented(admin_harness: AdminHarness) -> None:
     scopes = (*SCOPES, REGION)
     tokens = {
         scope: (await issue_token(admin_harness.owner, [scope], "", admin_harness.clock.now())).token
@@ -76,7 +76,9 @@ class Fuzz:
         return name
 
     def _others(self, opens: list[str]) -> Iterator[str | None]:
-        """All of them would be many calls: the one that reads most, one that changes, and nobody."""
+        """Return some callers, since all would be too many calls: the one with most reads, one with changes, and one
+        without token.
+        """
         yield from [each for each in ("audit:read", "usage:read", "quota:write", REGION) if each not in opens][:2]
         yield None
 
@@ -86,7 +88,7 @@ class Fuzz:
         return opens == [REGION] or of_people in [one, two, ["admin"]]
 
     def _probe(self, operation: Any, scope: str) -> int:
-        """Refused for its token before anything is looked at, or not."""
+        """Check that a call is refused for its token before anything is parsed, or not at all."""
         path = re.sub(r"\{\w+\}", "1", operation.path.replace("{region}", "eu-west"))
         headers = self._headers(scope)
         with self._session.request(

@@ -32,7 +32,7 @@ NOWHERE = "http://127.0.0.1:1/"
 
 
 async def register(url: str) -> UUID:
-    """As the first coordinator of a new database does; one event waits."""
+    """Register as the first coordinator of a new database does; one event waits."""
     async with connected(url) as owner:
         found = await look_at_installation(owner, addresses_of(url, ""), NOON)
         assert found.is_confirmed
@@ -81,7 +81,7 @@ async def test_events_are_sent_where_the_installation_was_registered(original: t
 
 
 async def test_a_fail_over_needs_no_confirmation_where_the_address_stays(original: tuple[str, UUID]) -> None:
-    """A standby has the same cluster identifier; it is reached by the same name, or named in the same URL before."""
+    """A standby has the same cluster identifier, and is reached by the same name or was named in the URL before."""
     url, _ = original
     parts = urlsplit(url)
     both = parts._replace(netloc=f"{parts.netloc},standby.example:5432").geturl()
@@ -125,7 +125,7 @@ async def test_only_admins_confirm(admin_harness: AdminHarness) -> None:
 
 
 async def test_the_files_of_a_database_that_were_copied_elsewhere_send_nothing(original: tuple[str, UUID]) -> None:
-    """They have the same cluster identifier: the address tells, or the name that the coordinator was given."""
+    """A file copy has the same cluster identifier; it is recognized by its address, or by the name in the settings."""
     url, _ = original
     assert await attempts(url, name="staging") == 0
     elsewhere = urlsplit(url)._replace(netloc="user@restore-drill:5432").geturl()

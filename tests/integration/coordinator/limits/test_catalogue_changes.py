@@ -1,4 +1,4 @@
-"""Subscriptions and regions: each change is told to agents, once, and what did not change is not."""
+"""Each change of subscriptions and regions is announced to agents once, and requests without effect are not."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ THE_END = msgspec.json.encode(Notice(Signal(kind="end"))).decode()
 
 @pytest.fixture
 async def notices(database: str) -> AsyncIterator[asyncio.Queue[str]]:
-    """Whatever coordinators are told from now on."""
+    """Yield the notices that coordinators receive from now on."""
     told: asyncio.Queue[str] = asyncio.Queue()
     async with connected(database) as connection:
         await connection.add_listener("leasehold_signals", lambda *notice: told.put_nowait(str(notice[-1])))
@@ -29,7 +29,7 @@ async def notices(database: str) -> AsyncIterator[asyncio.Queue[str]]:
 
 
 async def heard(admin_harness: AdminHarness, notices: asyncio.Queue[str]) -> list[tuple[object, object]]:
-    """(kind, region) of all notices up to now. They come in the order of their commits: ours is the last."""
+    """Return (kind, region) of all notices up to now. They arrive in the order of their commits: ours is the last."""
     await admin_harness.owner.execute("SELECT pg_notify('leasehold_signals', $1)", THE_END)
     found = []
     async with asyncio.timeout(5):
@@ -55,7 +55,7 @@ async def test_a_tenant_is_put_on_a_plan_moved_and_taken_off(
         assert problem(gone) == (404, [])
 
 
-async def test_only_what_changed_is_told(
+async def test_only_changes_are_announced(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, notices: asyncio.Queue[str]
 ) -> None:
     await admin.put("/v1/limits", json=DOCUMENT)
@@ -75,7 +75,7 @@ async def test_a_plan_must_be_known(admin: httpx.AsyncClient) -> None:
     assert problem(await admin.get("/v1/subscriptions/acme")) == (404, [])
 
 
-async def test_tenants_have_the_names_they_have(admin: httpx.AsyncClient) -> None:
+async def test_names_of_tenants_are_kept_exactly(admin: httpx.AsyncClient) -> None:
     await admin.put("/v1/limits", json=DOCUMENT)
     for tenant in ("a/b", "a b", "é", "a%2Fb", "..", "x" * 256):
         path = "/v1/subscriptions/" + quote(tenant, safe="").replace("..", "%2E%2E")
@@ -83,7 +83,7 @@ async def test_tenants_have_the_names_they_have(admin: httpx.AsyncClient) -> Non
         assert (await admin.get(path)).json()["tenant"] == tenant
 
 
-async def test_names_that_nobody_has_are_refused(admin: httpx.AsyncClient) -> None:
+async def test_invalid_names_are_refused(admin: httpx.AsyncClient) -> None:
     await admin.put("/v1/limits", json=DOCUMENT)
     for path, rule in (("a%00b", "text"), ("a%01b", "text"), ("x" * 257, "max_length")):
         for answer in (
@@ -135,7 +135,7 @@ async def test_a_region_is_added_changed_and_read(admin_harness: AdminHarness, a
     assert problem(await admin.get("/v1/regions/us-east")) == (404, [])
 
 
-async def test_weights_of_active_regions_are_what_agents_divide_rates_by(
+async def test_agents_divide_rates_by_the_weights_of_active_regions(
     admin_harness: AdminHarness, admin: httpx.AsyncClient
 ) -> None:
     for name, weight in (("eu-west", 3), ("us-east", 1), ("ap-south", 4)):
@@ -148,7 +148,7 @@ async def test_weights_of_active_regions_are_what_agents_divide_rates_by(
     assert {bundle.version for bundle in bundles} == {4}
 
 
-async def test_all_hear_of_a_weight_and_the_region_itself_of_its_draining(
+async def test_a_weight_is_announced_to_all_and_draining_to_the_region_itself(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, notices: asyncio.Queue[str]
 ) -> None:
     await admin.put("/v1/regions/eu-west", json={"weight": 2})
@@ -158,7 +158,7 @@ async def test_all_hear_of_a_weight_and_the_region_itself_of_its_draining(
     assert await heard(admin_harness, notices) == [("policies", None), ("policies", None), ("drain", "eu-west")]
 
 
-async def test_regions_that_cannot_be(admin: httpx.AsyncClient) -> None:
+async def test_invalid_regions_are_refused(admin: httpx.AsyncClient) -> None:
     impossible: list[tuple[dict[str, object], str]] = [
         ({"name": "EU"}, "name"),
         ({"name": "eu\n"}, "name"),

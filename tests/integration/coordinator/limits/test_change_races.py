@@ -1,7 +1,7 @@
-"""Change what is in force between each two statements of an exchange: nothing is granted by what was in force before.
+"""Change limits between any two statements of an exchange: nothing is granted by limits that were replaced.
 
-The change commits before the statement runs, or is seen to wait for a lock that the exchange holds. Each position has
-a tenant of its own, so that one database serves all of them.
+The change commits before the statement runs, or waits for a lock that the exchange holds. Each position has a tenant of
+its own, so that one database serves all of them.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ from tests.integration.coordinator.interleaving import Recorded, Step, committed
 pytestmark = pytest.mark.anyio
 
 HELD, WANTED, LOWERED, BOUGHT = 5, 900, 10, 1000
-POSITIONS = 12  # more than an exchange has statements: the last change comes after all of them
+POSITIONS = 12  # more than the statements of an exchange, so the last change comes after all of them
 
 
 class Scene(NamedTuple):
@@ -132,13 +132,13 @@ def document(pro: int = BOUGHT) -> LimitsDocument:
 
 
 class Race:
-    """An exchange that wants much, and a change that comes before one of its statements."""
+    """Run an exchange that wants much, with a change before one of its statements."""
 
     def __init__(self, scene: Scene, database: Database, number: int, change: Step[Any], seq: int) -> None:
         self.documents = Documents()
         self.scene, self.database, self.number, self.change, self.seq = scene, database, number, change, seq
         self.attempts: list[list[str]] = []
-        self.came_first = False  # the change was committed before the version was looked at behind the locks
+        self.came_first = False  # the change was committed before the version was read under the locks
         self._changing: asyncio.Task[Any] | None = None
 
     async def run(self) -> ExchangeReply:
@@ -181,7 +181,7 @@ WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0
 
 
 class Seqs:
-    """The next number of each lane of an agent."""
+    """Return the next number of each lane of an agent."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent, self._last = agent, Counter[int]()
@@ -193,7 +193,7 @@ class Seqs:
 
 
 async def hold_some(scene: Scene, seqs: Seqs) -> None:
-    """A tenant that bought much, of which the region holds a little."""
+    """Create a tenant with a large limit, of which the region holds a little."""
     await committed(scene.agent_harness, lambda c: put_subscription(c, Documents(), scene.tenant, "pro", None, NOON))
     reply = await scene.agent.say(seqs.next(scene.quota), demands=[want(scene.quota, waiting=HELD)], quota=scene.quota)
     assert reply.leases[0].granted == HELD
@@ -205,7 +205,7 @@ async def restore(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-async def test_nothing_is_granted_by_what_a_committed_change_replaced(
+async def test_nothing_is_granted_by_limits_that_a_committed_change_replaced(
     agent_harness: AgentHarness, agent: Agent, change: Change
 ) -> None:
     seqs = Seqs(agent)
@@ -228,7 +228,7 @@ async def test_nothing_is_granted_by_what_a_committed_change_replaced(
 
 
 async def test_a_change_of_another_tenant_repeats_nothing(agent_harness: AgentHarness, agent: Agent) -> None:
-    """The catalogue is read once more, with its regions, and the exchange goes on."""
+    """The catalogue and its regions are read once more, and the exchange continues."""
     seqs = Seqs(agent)
     scene = Scene(agent_harness, agent, "acme")
     await restore(scene)
@@ -250,7 +250,7 @@ def lowers_plan_of_other(scene: Scene) -> Step[Any]:
 
 
 async def test_a_steady_catalogue_costs_an_exchange_no_statement(agent_harness: AgentHarness, agent: Agent) -> None:
-    """Four round trips beside BEGIN and COMMIT: lanes and catalogue, pools, leases and version, the books."""
+    """Count four round trips besides BEGIN and COMMIT: lanes and catalogue; pools; leases and version; the writes."""
     seqs = Seqs(agent)
     scene = Scene(agent_harness, agent, "acme")
     await restore(scene)
@@ -267,10 +267,8 @@ async def test_a_steady_catalogue_costs_an_exchange_no_statement(agent_harness: 
     ]
 
 
-async def test_a_rate_is_not_shared_by_what_a_committed_change_replaced(
-    agent_harness: AgentHarness, agent: Agent
-) -> None:
-    """The change comes when the share is locked, and before it is written."""
+async def test_a_rate_is_not_shared_by_a_replaced_limit(agent_harness: AgentHarness, agent: Agent) -> None:
+    """The change comes after the share is locked, and before it is written."""
     await committed(agent_harness, lambda c: put_limits(c, document(), lambda _: True, None, NOON))
     report = RateReport(quota="api:tenant=acme", demand_micro=900_000_000, number=1, rate_micro=0, spent=0)
     request = SharesRequest(rates=[report])
@@ -295,7 +293,7 @@ async def test_a_rate_is_not_shared_by_what_a_committed_change_replaced(
 
 
 class _Before(Recorded):
-    """Let the change come before a statement that is named, if there is a change."""
+    """Run the change, if any, before the named statement."""
 
     def __init__(self, connection: Connection, sql: str, change: Any) -> None:
         super().__init__(connection, -1, change)
@@ -307,10 +305,8 @@ class _Before(Recorded):
         await super()._next(sql)
 
 
-async def test_an_override_that_is_deleted_meanwhile_gives_nothing_any_more(
-    agent_harness: AgentHarness, agent: Agent
-) -> None:
-    """The tenant's plan has little, and an override much: it is deleted just before the pool is locked."""
+async def test_an_override_deleted_meanwhile_grants_nothing(agent_harness: AgentHarness, agent: Agent) -> None:
+    """The plan's limit is low and the override's high; the override is deleted just before the pool is locked."""
     seqs = Seqs(agent)
     scene = Scene(agent_harness, agent, "acme")
     await restore(scene)

@@ -1,4 +1,4 @@
-"""The limits document: in, out, tried, guarded, and heard of by every agent."""
+"""The limits document is stored, returned, tried, guarded, and announced to every agent."""
 
 import asyncio
 from typing import Any
@@ -21,7 +21,7 @@ def with_limit(units: int) -> dict[str, Any]:
     return DOCUMENT | {"quotas": [exports | {"limit": units}, *others]}
 
 
-async def test_before_the_first_there_is_an_empty_one(admin: httpx.AsyncClient) -> None:
+async def test_the_first_document_is_empty(admin: httpx.AsyncClient) -> None:
     answer = (await admin.get("/v1/limits")).json()
     assert answer == {
         "version": 0,
@@ -32,9 +32,7 @@ async def test_before_the_first_there_is_an_empty_one(admin: httpx.AsyncClient) 
     }
 
 
-async def test_json_comes_back_with_its_defaults_spelled_out(
-    admin_harness: AdminHarness, admin: httpx.AsyncClient
-) -> None:
+async def test_json_is_returned_with_its_defaults(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> None:
     put = await admin.put("/v1/limits", json=DOCUMENT)
     assert (put.status_code, put.json()["version"]) == (200, 1)
     got = await admin.get("/v1/limits")
@@ -49,7 +47,7 @@ async def test_json_comes_back_with_its_defaults_spelled_out(
     assert (again.json()["version"], again.json()["changes"]) == (1, [])
 
 
-async def test_yaml_goes_round(admin: httpx.AsyncClient) -> None:
+async def test_yaml_survives_a_round_trip(admin: httpx.AsyncClient) -> None:
     await admin.put("/v1/limits", content=yaml.safe_dump(DOCUMENT), headers=YAML)
     got = await admin.get("/v1/limits", headers=AS_YAML)
     assert got.headers["Content-Type"].startswith("application/yaml")
@@ -58,7 +56,7 @@ async def test_yaml_goes_round(admin: httpx.AsyncClient) -> None:
     assert (again.status_code, again.json()["changes"]) == (200, [])
 
 
-async def test_what_is_known_is_not_sent_again(admin: httpx.AsyncClient) -> None:
+async def test_an_unchanged_document_is_not_sent_again(admin: httpx.AsyncClient) -> None:
     await admin.put("/v1/limits", json=DOCUMENT)
     for headers in ({}, AS_YAML):
         tag = (await admin.get("/v1/limits", headers=headers)).headers["ETag"]
@@ -67,9 +65,7 @@ async def test_what_is_known_is_not_sent_again(admin: httpx.AsyncClient) -> None
     assert (await admin.get("/v1/limits", headers={"If-None-Match": '"1"'})).status_code == 200
 
 
-async def test_a_dry_run_says_what_would_change_and_changes_nothing(
-    admin_harness: AdminHarness, admin: httpx.AsyncClient
-) -> None:
+async def test_a_dry_run_reports_changes_and_makes_none(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> None:
     await admin.put("/v1/limits", json=DOCUMENT)
     before = (await admin.get("/v1/limits")).content
     tried = await admin.put("/v1/limits?dry_run=true", json=with_limit(5))
@@ -92,7 +88,7 @@ async def test_a_lost_update_is_refused(admin: httpx.AsyncClient) -> None:
     assert (await admin.get("/v1/limits")).json()["document"]["quotas"][0]["limit"] == 5
 
 
-async def test_of_many_at_once_one_replaces_the_version_that_all_have_seen(admin: httpx.AsyncClient) -> None:
+async def test_one_of_many_parallel_updates_of_a_version_succeeds(admin: httpx.AsyncClient) -> None:
     seen = {"If-Match": '"0"'}
     puts = [admin.put("/v1/limits", json=with_limit(units), headers=seen) for units in range(1, 7)]
     assert sorted(put.status_code for put in await asyncio.gather(*puts)) == [200, 412, 412, 412, 412, 412]
@@ -106,7 +102,7 @@ async def test_all_faults_are_named_and_nothing_is_applied(admin: httpx.AsyncCli
     assert (await admin.get("/v1/limits")).json()["version"] == 0
 
 
-async def test_what_does_not_go_together_is_refused_in_words(admin: httpx.AsyncClient) -> None:
+async def test_contradictions_are_refused_with_an_explanation(admin: httpx.AsyncClient) -> None:
     exports, *others = DOCUMENT["quotas"]
     both = exports | {"mode": "regional", "carry_over": "all"}
     answer = await admin.put("/v1/limits", json=DOCUMENT | {"quotas": [both, *others]})
@@ -115,7 +111,7 @@ async def test_what_does_not_go_together_is_refused_in_words(admin: httpx.AsyncC
     assert (await admin.get("/v1/limits")).json()["version"] == 0
 
 
-async def test_what_is_no_document_is_refused(admin: httpx.AsyncClient) -> None:
+async def test_an_unparseable_document_is_refused(admin: httpx.AsyncClient) -> None:
     for content, media_type, expected in (
         ("{}", "text/plain", (415, [])),
         ("{}", "", (415, [])),
@@ -146,9 +142,7 @@ async def test_a_plan_is_not_dropped_under_a_tenant(admin: httpx.AsyncClient) ->
     assert (await admin.put("/v1/limits", json=without)).status_code == 200
 
 
-async def test_agents_get_every_limit_that_was_raised_or_lowered(
-    admin_harness: AdminHarness, admin: httpx.AsyncClient
-) -> None:
+async def test_agents_get_every_changed_limit(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> None:
     await admin.put("/v1/regions/eu-west", json={"weight": 2})
     seen = []
     for units in (1000, 2000, 500):
@@ -158,10 +152,8 @@ async def test_agents_get_every_limit_that_was_raised_or_lowered(
     assert seen == [(2, 1000), (3, 2000), (4, 500)]
 
 
-async def test_a_limit_that_was_changed_is_what_the_next_exchange_funds(
-    admin_harness: AdminHarness, admin: httpx.AsyncClient
-) -> None:
-    """Raised, it is there at once; lowered, it takes only what nobody holds."""
+async def test_the_next_exchange_funds_a_changed_limit(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> None:
+    """A raised limit applies at once; a lowered one removes only free units."""
     await admin.put("/v1/limits", json=DOCUMENT)
     region = await open_region(admin_harness, admin, "eu-west")
     quota, at = "exports:tenant=acme", admin_harness.clock.now()
@@ -172,11 +164,11 @@ async def test_a_limit_that_was_changed_is_what_the_next_exchange_funds(
         found = (await admin.get("/v1/periods/2026-11/reconciliation")).json()
         assert found["status"] == "balanced"
         funded.append(found["quotas"][0]["funded"])
-    # 1,500 were spent when the limit fell to 500; what was used beyond is overage.
+    # 1,500 were spent when the limit fell to 500; usage beyond it is overage.
     assert funded == [1000, 2000, 1500, 1600]
 
 
-async def test_a_plan_is_never_dropped_while_somebody_is_put_on_it(
+async def test_a_plan_is_never_dropped_while_a_tenant_is_subscribed_to_it(
     admin_harness: AdminHarness, admin: httpx.AsyncClient
 ) -> None:
     await admin.put("/v1/limits", json=DOCUMENT)

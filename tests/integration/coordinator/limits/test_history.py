@@ -1,4 +1,4 @@
-"""A statement tells which limits were in force, from when to when and why; for good, once it is final."""
+"""A statement lists which limits were in force, from when to when and why, and keeps that list once it is final."""
 
 import csv
 import io
@@ -30,7 +30,7 @@ async def overridden(admin: httpx.AsyncClient, limit: int, since: str, until: st
     return found
 
 
-async def test_each_limit_is_told_with_its_time_and_its_reason(
+async def test_each_limit_is_listed_with_its_time_and_its_reason(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient, region: Region, people: People
 ) -> None:
     began = admin_harness.clock.now()
@@ -78,7 +78,7 @@ async def test_each_limit_is_told_with_its_time_and_its_reason(
     assert page.count("override: a launch") == 2
 
 
-async def test_what_is_done_to_limits_later_changes_no_statement_that_was_told(
+async def test_later_changes_of_limits_change_no_issued_statement(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient, region: Region
 ) -> None:
     as_of = (await statement(finance, DAY))["as_of"]
@@ -106,7 +106,7 @@ async def test_what_is_done_to_limits_later_changes_no_statement_that_was_told(
 QUOTAS = DOCUMENT["quotas"]
 
 
-async def test_whose_a_limit_is_and_what_can_be_had_beyond_it_is_told(
+async def test_owner_and_soft_cap_of_a_limit_are_listed(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient, region: Region
 ) -> None:
     mails = QUOTAS[1]
@@ -142,7 +142,7 @@ async def test_whose_a_limit_is_and_what_can_be_had_beyond_it_is_told(
     assert page.count("<td>each region for itself</td>") == 1
 
 
-async def test_a_limit_that_all_tenants_share_is_told_to_who_used_it(
+async def test_a_shared_limit_is_listed_for_tenants_that_used_it(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient, region: Region
 ) -> None:
     document = DOCUMENT | {"quotas": [*QUOTAS, {"name": "seats", "kind": "allowance", "limit": 40, "period": "day"}]}
@@ -166,8 +166,8 @@ async def test_a_limit_that_all_tenants_share_is_told_to_who_used_it(
     assert [each["quota_key"] for each in others["limits"]] == ["mails:tenant=initech"]
 
 
-async def test_it_is_read_by_index(admin_harness: AdminHarness) -> None:
-    """A year of audit is long, and what was done to one tenant's limits is little of it."""
+async def test_the_history_is_read_by_index(admin_harness: AdminHarness) -> None:
+    """A year of audit is long, and few entries are about one tenant's limits."""
     await admin_harness.owner.execute(MUCH)
     for sql, index, values in (
         (_VERSIONS, "audit_of_limits", (LAST, at("18T00:00"), at("19T00:00"), ["mails"])),

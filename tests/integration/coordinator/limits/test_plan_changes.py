@@ -1,4 +1,4 @@
-"""A tenant is put on another plan in the middle of a period: what that does to its limit, at once, and who is told."""
+"""A change of a tenant's plan within a period changes its limit at once, and the right regions are signalled."""
 
 import asyncio
 from typing import Any
@@ -32,7 +32,7 @@ async def region(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> Regio
 
 
 async def pool(admin_harness: AdminHarness) -> dict[str, int]:
-    """Both identities hold, and the leases add up to their pool."""
+    """Check that both identities hold, and that the leases add up to their pool."""
     row = await admin_harness.owner.fetchrow("SELECT * FROM pool WHERE quota = $1", MAILS)
     held = await admin_harness.owner.fetchrow(_HELD, MAILS)
     assert row is not None
@@ -50,7 +50,7 @@ FROM lease WHERE quota = $1
 
 
 async def heard(admin_harness: AdminHarness, notices: asyncio.Queue[str]) -> list[tuple[object, ...]]:
-    """What was told of the quota: kind, region, keep."""
+    """Return the signals about the quota: kind, region, keep."""
     await admin_harness.owner.execute("SELECT pg_notify('leasehold_signals', $1)", THE_END)
     found = []
     async with asyncio.timeout(30):
@@ -60,7 +60,7 @@ async def heard(admin_harness: AdminHarness, notices: asyncio.Queue[str]) -> lis
     return [(each["signal"]["kind"], each.get("region"), each["signal"].get("keep", 0)) for each in of_quota]
 
 
-async def test_a_higher_limit_is_there_at_once(
+async def test_a_higher_limit_applies_at_once(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, region: Region, notices: asyncio.Queue[str]
 ) -> None:
     await region.use(MAILS, DAY, [Used(at("18T09:05"), 100, "mail")])
@@ -86,7 +86,7 @@ async def test_a_lower_limit_keeps_what_was_used_and_recalls_what_regions_hold(
     assert effect == about | {"was": 500, "limit": 100, "consumed": 130, "outstanding": 200, "over": 230}
     assert await pool(admin_harness) == {"funded": 330, "unallocated": 0, "outstanding": 200, "consumed": 130}
     assert await heard(admin_harness, notices) == [("recall", "eu-west", 0)]
-    # What comes back is nobody's: the limit is used up.
+    # Returned units leave the pool, because the limit is used up.
     lease = region.leases[MAILS, DAY]
     lease["returned"] += 200
     await region.exchange(MAILS, frozen=[lease | {"lines": []}], demands=[{"quota": MAILS, "waiting": 5}])
@@ -94,7 +94,7 @@ async def test_a_lower_limit_keeps_what_was_used_and_recalls_what_regions_hold(
     assert await pool(admin_harness) == {"funded": 130, "unallocated": 0, "outstanding": 0, "consumed": 130}
 
 
-async def test_of_what_is_over_each_region_is_asked_for_its_part(
+async def test_each_region_is_recalled_its_part_of_the_excess(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, region: Region, notices: asyncio.Queue[str]
 ) -> None:
     other = await open_region(admin_harness, admin, "us-east")
@@ -137,7 +137,7 @@ async def test_the_same_plan_again_changes_nothing(
     assert await admin_harness.owner.fetchval("SELECT count(*) FROM transfer") == transfers
 
 
-async def test_a_begin_is_never_changed(admin: httpx.AsyncClient, region: Region) -> None:
+async def test_the_beginning_of_a_subscription_is_never_changed(admin: httpx.AsyncClient, region: Region) -> None:
     body = {"plan": "free", "began_at": "2025-01-31T09:00:00+01:00"}
     made = await admin.put("/v1/subscriptions/acme", json=body)
     assert (made.status_code, made.json()["began_at"]) == (201, "2025-01-31T08:00:00Z")

@@ -1,4 +1,4 @@
-"""A soft cap goes on beyond the limit; what is beyond is told apart once, and to the unit, whoever reports first."""
+"""A soft cap extends the limit; usage beyond the limit is booked apart once, to the unit, in any order of reports."""
 
 import asyncio
 from collections import Counter
@@ -33,13 +33,13 @@ async def regions(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> list
 
 
 async def lease(region: Region, units: int) -> int:
-    """Asks for so many, and gives how many it has."""
+    """Request so many units, and return the region's lease."""
     await region.exchange(ACME, demands=[{"quota": ACME, "waiting": units}])
     return int(region.leases[ACME, NOVEMBER]["granted"])
 
 
 async def report(region: Region, *units: int, policy: str = "export") -> None:
-    """So many units of one minute each."""
+    """Return lines of so many units in one minute each."""
     held = region.leases[ACME, NOVEMBER]
     held["consumed"] += sum(units)
     dimensions = {"tenant": "acme", "policy": policy}
@@ -71,7 +71,7 @@ async def agrees(finance: httpx.AsyncClient, period: str = NOVEMBER) -> None:
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3)))[::2])
-async def test_what_is_included_is_the_limit_whatever_order_regions_report_in(
+async def test_included_usage_is_the_limit_in_any_order_of_reports(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, regions: list[Region], order: tuple[int, ...]
 ) -> None:
     for region in regions:
@@ -100,7 +100,7 @@ async def test_regions_that_report_at_once_share_the_limit_to_the_unit(
     await agrees(finance)
 
 
-async def test_a_ceiling_is_where_it_ends(
+async def test_a_soft_cap_ends_at_its_ceiling(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient
 ) -> None:
     await limited(admin, cap={"overage": 50})
@@ -108,7 +108,7 @@ async def test_a_ceiling_is_where_it_ends(
     assert sum([await lease(region, 900) for region in regions]) == 1050
     pool = await admin_harness.owner.fetchrow("SELECT funded, soft_cap_extension, unallocated FROM pool")
     assert tuple(pool or ()) == (1000, 50, 0)
-    await limited(admin, cap="hard")  # what is out there is taken back as it is returned
+    await limited(admin, cap="hard")  # the excess leaves the pool as it is returned
     first = regions[0].leases[ACME, NOVEMBER]
     first["returned"] += 80
     await regions[0].exchange(ACME, frozen=[first], demands=[{"quota": ACME}])
@@ -117,10 +117,10 @@ async def test_a_ceiling_is_where_it_ends(
     await agrees(finance)
 
 
-async def test_a_limit_that_is_raised_includes_what_follows(
+async def test_a_raised_limit_includes_later_usage(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient, regions: list[Region]
 ) -> None:
-    """What was booked as overage stays so: it is decided once."""
+    """Usage booked as overage stays overage."""
     await lease(regions[0], 1500)
     await report(regions[0], 1200)
     await limited(admin, cap="soft", limit=1100)
@@ -131,7 +131,7 @@ async def test_a_limit_that_is_raised_includes_what_follows(
     await agrees(finance)
 
 
-async def test_what_comes_late_is_judged_by_the_limit_of_its_own_period(
+async def test_late_usage_counts_against_the_limit_of_its_own_period(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, regions: list[Region]
 ) -> None:
     """Two regions report 60 units each for a closed month that had 70 left, and others in the new one meanwhile."""

@@ -1,4 +1,4 @@
-"""Overrides: another limit for some of a quota's keys, for a while, by the coordinator's clock."""
+"""Overrides set another limit for some of a quota's keys, for a while, by the coordinator's clock."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -72,23 +72,23 @@ async def test_an_override_from_its_beginning_to_its_end(admin: httpx.AsyncClien
         ({"until": at(hours=1)}, ("until", "unknown")),
     ],
 )
-async def test_what_makes_no_sense_is_refused_by_name(
+async def test_invalid_overrides_are_refused_by_name(
     admin: httpx.AsyncClient, changed: dict[str, Any], fault: tuple[str, str]
 ) -> None:
     status, [(field, rule)] = problem(await admin.post("/v1/overrides", json=override(**changed)))
     assert (status, field) == (422, fault[0])
-    assert rule == fault[1] or fault[1] in ("length", "type", "pattern")  # the words of the decoder
+    assert rule == fault[1] or fault[1] in ("length", "type", "pattern")  # the decoder's text
     assert (await admin.get("/v1/overrides?over=true")).json()["data"] == []
 
 
 async def funded(admin: httpx.AsyncClient, region: Region, now: datetime) -> int:
-    """After the region has asked for one more unit."""
+    """Return the funded units after the region has requested one more."""
     await region.use(EXPORTS, "2026-11", [Used(now, 1)])
     [quota] = (await admin.get("/v1/periods/2026-11/reconciliation")).json()["quotas"]
     return int(quota["funded"])
 
 
-async def test_it_raises_and_lowers_what_is_funded_while_it_is_in_force(
+async def test_an_override_changes_the_funded_units_while_it_is_in_force(
     admin_harness: AdminHarness, admin: httpx.AsyncClient
 ) -> None:
     region = await open_region(admin_harness, admin, "eu-west")
@@ -100,7 +100,7 @@ async def test_it_raises_and_lowers_what_is_funded_while_it_is_in_force(
     assert seen == [1000, 5000, 1000]
 
 
-async def test_the_narrowest_counts_and_of_those_the_newest(
+async def test_the_newest_of_the_narrowest_overrides_counts(
     admin_harness: AdminHarness, admin: httpx.AsyncClient
 ) -> None:
     region = await open_region(admin_harness, admin, "eu-west")
@@ -115,7 +115,7 @@ async def test_the_narrowest_counts_and_of_those_the_newest(
     assert [*seen, await funded(admin, region, admin_harness.clock.time)] == [4000, 3000, 2000, 1000]
 
 
-async def test_agents_get_durations_also_of_what_is_announced(
+async def test_agents_get_durations_of_future_overrides_too(
     admin_harness: AdminHarness, admin: httpx.AsyncClient
 ) -> None:
     await added(admin, valid_from=at(minutes=1), valid_until=at(minutes=2))
@@ -132,7 +132,7 @@ async def test_agents_get_durations_also_of_what_is_announced(
     assert [each.key for each in bundle.overrides] == ["api:tenant=acme"]
 
 
-async def test_the_list_page_by_page(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> None:
+async def test_overrides_are_listed_page_by_page(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> None:
     for tenant in ("a", "b", "c"):
         await added(admin, subject={"tenant": tenant}, valid_until=at(minutes=5))
     await added(admin, quota="mails", limit=7)
@@ -151,7 +151,7 @@ async def test_the_list_page_by_page(admin_harness: AdminHarness, admin: httpx.A
     assert len((await admin.get("/v1/overrides?over=true&quota=mails")).json()["data"]) == 1
 
 
-async def test_a_document_does_not_break_what_is_promised(
+async def test_a_new_document_does_not_invalidate_overrides(
     admin_harness: AdminHarness, admin: httpx.AsyncClient
 ) -> None:
     await added(admin, valid_until=at(minutes=5))
@@ -167,7 +167,7 @@ async def test_a_document_does_not_break_what_is_promised(
     assert exports["name"] == "exports"
 
 
-async def test_there_can_be_only_so_many(admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_overrides_is_bounded(admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "MAX_OVERRIDES", 1)
     await added(admin)
     assert (await admin.post("/v1/overrides", json=override())).json()["type"] == "/problems/full"

@@ -1,4 +1,4 @@
-"""Leases of periods in time zones and of anniversaries; and a zone whose rules change while a period is open."""
+"""Leases follow periods in time zones and anniversaries, even if a zone's rules change during a period."""
 
 import itertools
 from datetime import UTC, datetime, timedelta
@@ -77,10 +77,10 @@ async def test_without_a_subscription_there_are_months(agent_harness: AgentHarne
 
 
 @pytest.mark.parametrize("shift", [timedelta(hours=1), timedelta(hours=-1)])
-async def test_a_period_that_is_open_keeps_its_bounds_when_the_rules_change(
+async def test_an_open_period_keeps_its_bounds_when_the_rules_change(
     agent_harness: AgentHarness, agent: Agent, shift: timedelta
 ) -> None:
-    """It was written when Berlin's November ended earlier, or later, than it does by the rules of now."""
+    """The period was written when Berlin's November ended earlier, or later, than by today's rules."""
     await agent_harness.limit([exports(period="month", time_zone="Europe/Berlin")])
     regular = period_at(BERLIN, MIDNIGHT - timedelta(days=1))
     label = f"2026-11_Europe:Berlin_60_{60 - shift // timedelta(minutes=1)}"

@@ -1,4 +1,4 @@
-"""What is left of a month goes over into the next, once, when it is closed; what comes late is not included by it."""
+"""Units left of a month carry over into the next, once, at its close; late usage cannot use them."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ async def region(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> Regio
 
 
 async def use(region: Region, units: int) -> None:
-    """So many, and gives back what is left of its lease."""
+    """Use so many units, and return the rest of the lease."""
     await region.use(ACME, NOVEMBER, [Used(AT, units)])
     await give_back(region, NOVEMBER)
 
@@ -72,7 +72,7 @@ async def grants(region: Region, units: int, period: str = DECEMBER) -> int:
     return int(region.leases[ACME, period]["granted"])
 
 
-async def test_what_is_left_goes_over_as_far_as_the_plan_says(
+async def test_unused_units_carry_over_up_to_the_plans_amount(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, region: Region
 ) -> None:
     await use(region, 600)
@@ -98,7 +98,7 @@ async def test_what_is_left_goes_over_as_far_as_the_plan_says(
     ]
 
 
-async def test_all_of_it_and_a_percentage(
+async def test_carry_over_of_all_units_and_of_a_percentage(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, region: Region
 ) -> None:
     await use(region, 777)
@@ -108,7 +108,7 @@ async def test_all_of_it_and_a_percentage(
         assert [each["units"] for each in found] == [units] * bool(units)
 
 
-async def test_what_was_carried_over_is_spent_first_and_does_not_go_over_again(
+async def test_carried_over_units_are_spent_first_and_do_not_carry_over_again(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient, region: Region
 ) -> None:
     await limited(admin, carry_over="all")
@@ -124,10 +124,12 @@ async def test_what_was_carried_over_is_spent_first_and_does_not_go_over_again(
     await agrees(finance, JANUARY)
 
 
-async def test_what_comes_late_is_included_as_far_as_it_did_not_go_over(
+async def test_late_usage_is_included_up_to_the_units_not_carried_over(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient, region: Region
 ) -> None:
-    """900 used, 60 in suspense, 40 went over: of 100 that come late 60 are within the limit of their month."""
+    """Of 1,000 units 900 are used, 60 in suspense and 40 carried over: of 100 late units 60 are within their month's
+    limit.
+    """
     await limited(admin, carry_over="all")
     other = await open_region(admin_harness, admin, NAMES[1])
     await use(region, 900)
@@ -165,10 +167,10 @@ async def test_months_are_closed_one_after_the_other(admin_harness: AdminHarness
     assert (await close(admin_harness, DECEMBER, IN_JANUARY)).status_code == 200
 
 
-async def test_what_cannot_go_anywhere_stays(
+async def test_units_without_a_next_period_stay(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, region: Region
 ) -> None:
-    """The quota has another kind of periods by now, is gone, or the month after it is closed already."""
+    """The quota has other periods by now, is gone, or its next month is closed already."""
     await use(region, 600)
     await limited(admin, carry_over="all", period="day")
     assert (await close(admin_harness, dry_run=True)).json()["carried_over"] == []
@@ -182,7 +184,7 @@ async def test_what_cannot_go_anywhere_stays(
     assert (await close(admin_harness, at=IN_JANUARY)).json()["carried_over"] == []
 
 
-async def test_many_who_close_carry_it_over_once(admin_harness: AdminHarness, region: Region) -> None:
+async def test_parallel_closes_carry_over_once(admin_harness: AdminHarness, region: Region) -> None:
     await use(region, 600)
     admin_harness.clock.time = IN_DECEMBER
     closer = await admin_harness.caller("period:close")
@@ -193,7 +195,7 @@ async def test_many_who_close_carry_it_over_once(admin_harness: AdminHarness, re
     assert await admin_harness.owner.fetchval("SELECT count(*) FROM transfer WHERE cause = 'carried_over'") == 2
 
 
-async def test_what_was_credited_is_left_as_well(
+async def test_unused_credits_carry_over_too(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient, region: Region
 ) -> None:
     await use(region, 40)
@@ -208,7 +210,7 @@ async def test_what_was_credited_is_left_as_well(
     await agrees(finance, DECEMBER)
 
 
-async def test_no_store_is_told_more_than_it_can_count(
+async def test_carry_over_never_exceeds_what_a_store_can_count(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient
 ) -> None:
     await limited(admin, carry_over="all", limit=MAX_UNITS - 7)
@@ -219,10 +221,10 @@ async def test_no_store_is_told_more_than_it_can_count(
     await agrees(finance, DECEMBER)
 
 
-async def test_what_nobody_leased_is_left_where_each_request_asks(
+async def test_unused_units_of_a_central_quota_carry_over(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient
 ) -> None:
-    """A central allowance: the units that came over are granted as they are waited for, and no others."""
+    """The units carried over are granted as requests wait for them, and no others."""
     first = DOCUMENT["policies"][0] | {"wait": "400ms"}
     quota = DOCUMENT["quotas"][0] | {"mode": "central", "carry_over": "all"}
     changed = {"quotas": [quota, *DOCUMENT["quotas"][1:]], "policies": [first, *DOCUMENT["policies"][1:]]}
@@ -234,10 +236,12 @@ async def test_what_nobody_leased_is_left_where_each_request_asks(
     await agrees(finance, DECEMBER)
 
 
-async def test_an_anniversary_of_another_zone_goes_over_into_the_next(
+async def test_an_anniversary_of_another_zone_carries_over_into_the_next(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient
 ) -> None:
-    """The 31st in Berlin, where a November has none: it ends at the end of the 29th, and the next one on the 31st."""
+    """An anniversary on the 31st in Berlin: November has none, so the period ends after the 29th, and the next on the
+    31st.
+    """
     first, then = "2026-10-31a31_Europe:Berlin_60", "2026-11-30a31_Europe:Berlin_60"
     began_at = datetime(2026, 1, 30, 23, 30, tzinfo=UTC)
     await admin_harness.owner.execute("INSERT INTO subscription VALUES ('acme', 'free', $1, $1)", began_at)
@@ -257,7 +261,7 @@ async def test_an_anniversary_of_another_zone_goes_over_into_the_next(
 
 
 @pytest.mark.parametrize(("units", "left"), [(600, 400), (1300, 0)])
-async def test_what_a_soft_cap_lent_is_not_left(
+async def test_a_soft_cap_does_not_carry_over(
     admin_harness: AdminHarness,
     admin: httpx.AsyncClient,
     finance: httpx.AsyncClient,
@@ -276,10 +280,10 @@ async def test_what_a_soft_cap_lent_is_not_left(
     await agrees(finance)
 
 
-async def test_what_waits_in_suspense_is_not_left(
+async def test_units_in_suspense_do_not_carry_over(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, region: Region
 ) -> None:
-    """Nobody knows whether it was used: it went with its region's store, and waits."""
+    """Whether they were used is unknown: they were lost with the region's store, and stay in suspense."""
     await limited(admin, carry_over="all")
     await grants(region, 250, NOVEMBER)
     region.leases[ACME, NOVEMBER]["returned"] = region.leases[ACME, NOVEMBER]["granted"] - 250
@@ -287,7 +291,7 @@ async def test_what_waits_in_suspense_is_not_left(
     assert [each["units"] for each in (await close(admin_harness)).json()["carried_over"]] == [750]
 
 
-async def test_who_waits_is_told_that_there_is_something(
+async def test_waiting_regions_are_signalled_about_carried_over_units(
     admin_harness: AdminHarness, region: Region, notices: asyncio.Queue[str]
 ) -> None:
     await use(region, 600)
@@ -298,7 +302,7 @@ async def test_who_waits_is_told_that_there_is_something(
     assert ("grant", None) in await heard(admin_harness, notices)
 
 
-async def test_the_root_covers_what_went_over(admin_harness: AdminHarness, region: Region) -> None:
+async def test_the_root_covers_carried_over_units(admin_harness: AdminHarness, region: Region) -> None:
     await use(region, 600)
     await close(admin_harness)
     root = await admin_harness.owner.fetchval("SELECT root FROM period WHERE id = $1", NOVEMBER)
@@ -314,7 +318,7 @@ async def test_the_root_covers_what_went_over(admin_harness: AdminHarness, regio
 async def test_a_grant_of_the_next_period_meanwhile_loses_nothing(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, region: Region
 ) -> None:
-    """The close waits for whoever holds the next period's books, and adds to what they left there."""
+    """The close waits for the lock of the next period's pool, and adds to what the other transaction left there."""
     await use(region, 600)
     admin_harness.clock.time = IN_DECEMBER
     await grants(region, 1)

@@ -1,4 +1,4 @@
-"""A month ends: nothing is granted in it any more, then nothing at all happens in it, and what comes late is true."""
+"""A month closes: first nothing is granted in it, then it never changes, and late usage is a correction."""
 
 import asyncio
 import itertools
@@ -35,7 +35,7 @@ async def closed(agent_harness: AgentHarness, period: str = PERIOD, **body: Any)
 
 
 async def close_at_last(agent_harness: AgentHarness, **body: Any) -> dict[str, Any]:
-    """Asked for, waited for, closed."""
+    """Request the close, wait for it, and return it closed."""
     first = await closed(agent_harness, **body)
     assert first.status_code == 202, first.text
     agent_harness.clock.move(minutes=16)
@@ -46,7 +46,7 @@ async def close_at_last(agent_harness: AgentHarness, **body: Any) -> dict[str, A
 
 
 async def use(agent_harness: AgentHarness, agent: Agent, units: int = 10, used: int = 7) -> None:
-    """Leases so many in November, and reports a part of them as used."""
+    """Lease so many units in November, and report a part of them as used."""
     await agent.say(1, demands=[want(waiting=units)])
     await agent.say(2, lease(granted=units, consumed=used))
 
@@ -101,7 +101,7 @@ async def late_transfers(agent_harness: AgentHarness) -> list[tuple[str, str, st
 # --- the close --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_month_is_closed_and_says_so(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_a_month_is_closed_and_shown_as_closed(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=7, returned=3))
     await in_december(agent_harness, in_suspense=False)
@@ -131,7 +131,7 @@ async def test_a_month_that_has_not_ended_is_not_closed(agent_harness: AgentHarn
     assert (await closed(agent_harness, "soon")).status_code == 404
 
 
-async def test_nothing_is_granted_while_it_closes_and_work_that_was_done_is_covered(
+async def test_a_closing_month_grants_nothing_and_covers_reported_usage(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     await use(agent_harness, agent)
@@ -149,7 +149,7 @@ async def test_nothing_is_granted_while_it_closes_and_work_that_was_done_is_cove
     assert (found["consumed"], found["overage"], found["unallocated"]) == (1005, 5, 0)
 
 
-async def test_what_is_outstanding_is_waited_for(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_a_close_waits_for_outstanding_units(agent_harness: AgentHarness, agent: Agent) -> None:
     await use(agent_harness, agent)
     agent_harness.clock.time = DECEMBER
     agent_harness.clock.move(minutes=-1)
@@ -200,7 +200,7 @@ async def test_suspense_is_resolved_or_carried(agent_harness: AgentHarness, agen
     await is_proven(agent_harness)
 
 
-async def test_what_is_carried_is_never_granted(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_carried_suspense_is_never_granted(agent_harness: AgentHarness, agent: Agent) -> None:
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     await close_at_last(agent_harness, carry_suspense=True)
@@ -213,7 +213,7 @@ async def test_what_is_carried_is_never_granted(agent_harness: AgentHarness, age
     }
 
 
-async def test_a_dry_run_tells_and_changes_nothing(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_a_dry_run_reports_and_changes_nothing(agent_harness: AgentHarness, agent: Agent) -> None:
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     answer = await closed(agent_harness, dry_run=True, carry_suspense=True)
@@ -229,7 +229,7 @@ async def test_a_dry_run_tells_and_changes_nothing(agent_harness: AgentHarness, 
     assert await agent_harness.one("SELECT state FROM period") == "open"
 
 
-async def test_quarantine_and_open_proposals_are_in_the_way(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_quarantine_and_open_proposals_block_a_close(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=7, units=6))
     await in_december(agent_harness, in_suspense=False)
@@ -245,10 +245,10 @@ async def test_quarantine_and_open_proposals_are_in_the_way(agent_harness: Agent
 
 
 @pytest.mark.parametrize("is_proposed_before", [False, True])
-async def test_a_quarantine_of_a_retired_epoch_is_ended_by_people_and_holds_up_no_close(
+async def test_a_quarantine_of_a_retired_epoch_can_be_resolved_and_blocks_no_close(
     agent_harness: AgentHarness, agent: Agent, *, is_proposed_before: bool
 ) -> None:
-    """What its region had said by then is booked, and what it gave back frees nothing: it is in suspense."""
+    """Usage that its region had reported is booked, and its returns free nothing: they go to suspense."""
     await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=7, returned=1, units=6))
     before = await proposed(agent_harness, agent, "unattributed") if is_proposed_before else None
@@ -268,7 +268,7 @@ async def test_a_quarantine_of_a_retired_epoch_is_ended_by_people_and_holds_up_n
     )
 
 
-async def test_books_that_do_not_agree_are_not_closed(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_an_unbalanced_period_is_not_closed(agent_harness: AgentHarness, agent: Agent) -> None:
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     async with agent_harness.owner.transaction():
@@ -283,7 +283,7 @@ async def test_books_that_do_not_agree_are_not_closed(agent_harness: AgentHarnes
         await agent_harness.owner.execute("UPDATE lease SET region_consumed = 7")
 
 
-async def test_it_goes_on_by_itself(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_a_close_continues_by_itself(agent_harness: AgentHarness, agent: Agent) -> None:
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     assert (await closed(agent_harness, carry_suspense=True)).status_code == 202
@@ -297,8 +297,8 @@ async def test_it_goes_on_by_itself(agent_harness: AgentHarness, agent: Agent) -
     assert await agent_harness.one("SELECT actor FROM audit WHERE action = 'period.closed'") == closer
 
 
-async def test_what_is_outstanding_is_recalled_again_and_again(agent_harness: AgentHarness, agent: Agent) -> None:
-    """Of the new month the region keeps what it holds."""
+async def test_outstanding_units_are_recalled_repeatedly(agent_harness: AgentHarness, agent: Agent) -> None:
+    """The region keeps its lease of the new month."""
     await use(agent_harness, agent)
     database = agent_harness.app.state.coordinator.database
     agent_harness.clock.time = DECEMBER - timedelta(seconds=30)
@@ -327,15 +327,15 @@ async def recall(agent_harness: AgentHarness) -> int:
 
 
 @pytest.mark.parametrize("is_carried", [True, False])
-async def test_what_is_in_suspense_is_asked_for_until_its_region_says_what_became_of_it(
+async def test_suspense_is_requested_from_its_region_until_it_reports(
     agent_harness: AgentHarness, agent: Agent, is_carried: bool
 ) -> None:
-    """Of a store that nobody asks, its agent having died: else it would wait there for ever."""
+    """After its agent died, no agent reads the store's lease, which would stay in suspense for ever."""
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     if is_carried:
         await close_at_last(agent_harness, carry_suspense=True)
-    await agent.say(1, demands=[want(MAILS)], quota=MAILS)  # it is there, and speaks of something else
+    await agent.say(1, demands=[want(MAILS)], quota=MAILS)  # it is connected, and reports something else
     with agent_harness.hub.subscribe("us-east") as heard:
         for _ in range(2):
             assert await recall(agent_harness) == 1
@@ -344,10 +344,8 @@ async def test_what_is_in_suspense_is_asked_for_until_its_region_says_what_becam
     assert await recall(agent_harness) == 0
 
 
-async def test_nobody_is_asked_for_the_suspense_of_an_epoch_that_is_over(
-    agent_harness: AgentHarness, agent: Agent
-) -> None:
-    """Its region tells of it by itself, or cannot."""
+async def test_suspense_of_an_ended_epoch_is_not_requested(agent_harness: AgentHarness, agent: Agent) -> None:
+    """Its region reports it by itself, or cannot."""
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     await agent.open()
@@ -357,10 +355,10 @@ async def test_nobody_is_asked_for_the_suspense_of_an_epoch_that_is_over(
 
 
 @pytest.mark.parametrize("is_sealed", [False, True])
-async def test_what_was_looked_at_before_and_what_came_since_are_closed_together(
+async def test_a_close_covers_transfers_read_before_and_after_its_seal(
     agent_harness: AgentHarness, agent: Agent, is_sealed: bool
 ) -> None:
-    """What is below a seal is read before the period is held, and not again."""
+    """Transfers below a seal are read before the period is locked, and not again."""
     await put_off(agent_harness.owner, "seal", "close_periods")
     await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=7, returned=3))
@@ -384,7 +382,7 @@ async def test_what_was_looked_at_before_and_what_came_since_are_closed_together
     await is_proven(agent_harness)
 
 
-# --- closed means closed ----------------------------------------------------------------------------------------------
+# --- a closed period is final -----------------------------------------------------------------------------------------
 
 MOVED = f"""(id, period, quota, src, dst, units, cause, movement_id, charge_period, recorded_at)
     OVERRIDING SYSTEM VALUE VALUES (1, '{PERIOD}', '{EXPORTS}', 'funding', 'unallocated', 1, 'funded',
@@ -408,10 +406,10 @@ TAMPERING = {
 
 
 @pytest.mark.parametrize("statement", TAMPERING.values(), ids=TAMPERING)
-async def test_the_database_refuses_every_change_to_a_closed_month_even_the_owner_s(
+async def test_the_database_refuses_every_change_to_a_closed_month_even_of_the_owner(
     agent_harness: AgentHarness, agent: Agent, statement: str
 ) -> None:
-    """Each of them is fine as long as the month is open, but for those that no ledger allows."""
+    """Each statement succeeds while the month is open, except those that the ledger never allows."""
     await use(agent_harness, agent)
     await agent_harness.owner.execute("INSERT INTO pool (quota, period, name) VALUES ($1, $2, 'mails')", MAILS, PERIOD)
     await in_december(agent_harness, in_suspense=True)
@@ -424,7 +422,7 @@ async def test_the_database_refuses_every_change_to_a_closed_month_even_the_owne
         await agent_harness.owner.execute(statement)
 
 
-async def test_verify_finds_what_was_changed_past_the_triggers(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_verify_finds_changes_made_without_triggers(agent_harness: AgentHarness, agent: Agent) -> None:
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     await close_at_last(agent_harness, carry_suspense=True)
@@ -438,7 +436,7 @@ async def test_verify_finds_what_was_changed_past_the_triggers(agent_harness: Ag
     assert (found.fault.kind, found.fault.period) == ("closed_period_changed", PERIOD)
 
 
-async def test_fencing_and_retiring_pass_by_what_is_closed(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_fencing_and_retiring_do_not_change_a_closed_period(agent_harness: AgentHarness, agent: Agent) -> None:
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     await close_at_last(agent_harness, carry_suspense=True)
@@ -454,7 +452,7 @@ async def test_fencing_and_retiring_pass_by_what_is_closed(agent_harness: AgentH
 # --- late usage -------------------------------------------------------------------------------------------------------
 
 
-async def test_late_usage_drains_what_was_carried_and_the_rest_is_a_correction(
+async def test_late_usage_drains_carried_suspense_and_the_rest_is_a_correction(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     await use(agent_harness, agent)
@@ -480,7 +478,7 @@ async def test_late_usage_drains_what_was_carried_and_the_rest_is_a_correction(
 
 
 async def test_late_usage_replaces_an_estimate_and_then_a_write_off(agent_harness: AgentHarness, agent: Agent) -> None:
-    """Billed is consumed + estimated - replaced: 7 + 2, then 8 more of which 2 replace the estimate."""
+    """Check that billed is consumed + estimated - replaced: 7 + 2, then 8 more of which 2 replace the estimate."""
     await agent.say(1, demands=[want(waiting=13)])
     await agent.say(2, lease(granted=13, consumed=7))
     await in_december(agent_harness, in_suspense=True)
@@ -514,20 +512,20 @@ async def test_late_returns_free_nothing(agent_harness: AgentHarness, agent: Age
     await is_proven(agent_harness)
 
 
-async def test_what_an_epoch_that_lost_data_returned_late_stays_carried(
+async def test_late_returns_of_an_epoch_with_data_loss_stay_in_suspense(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     await close_at_last(agent_harness, carry_suspense=True)
     epoch = agent.epoch
-    assert (await agent.open()).status_code == 200  # it does not say that nothing was lost
+    assert (await agent.open()).status_code == 200  # it does not claim that no data was lost
     agent.epoch = epoch
     await agent.say(3, lease(granted=10, consumed=8, returned=2, units=1))
     assert await pool(agent_harness, NEXT) == {"suspense_carried_in": 3, "suspense_carried": 2, "consumed": 1}
 
 
-async def test_evidence_of_loss_is_seen_in_a_closed_month_too(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_evidence_of_loss_counts_in_a_closed_month_too(agent_harness: AgentHarness, agent: Agent) -> None:
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     await close_at_last(agent_harness, carry_suspense=True)
@@ -545,10 +543,10 @@ async def test_evidence_of_loss_is_seen_in_a_closed_month_too(agent_harness: Age
         ({"consumed": 9, "units": 2}, 36, "too_late"),
     ],
 )
-async def test_what_cannot_be_booked_is_kept_and_acknowledged(
+async def test_reports_that_cannot_be_booked_are_kept_and_acknowledged(
     agent_harness: AgentHarness, agent: Agent, totals: dict[str, Any], days: int, reason: str
 ) -> None:
-    """And so is all that comes after it, until people have looked."""
+    """Later reports of it are kept too, until people have resolved it."""
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     await close_at_last(agent_harness, carry_suspense=True)
@@ -565,7 +563,7 @@ async def test_what_cannot_be_booked_is_kept_and_acknowledged(
 
 
 async def test_work_without_a_lease_in_a_closed_month_is_booked(agent_harness: AgentHarness, agent: Agent) -> None:
-    """Neither a pool nor a lease of it was there, and none is made."""
+    """There was neither a pool nor a lease of it, and none is created."""
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     await close_at_last(agent_harness, carry_suspense=True)
@@ -575,7 +573,7 @@ async def test_work_without_a_lease_in_a_closed_month_is_booked(agent_harness: A
     assert await agent_harness.one("SELECT count(*) FROM pool WHERE period = $1", PERIOD) == 1
 
 
-async def test_what_waits_is_carried_on_when_the_next_month_closes(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_suspense_is_carried_on_when_the_next_month_closes(agent_harness: AgentHarness, agent: Agent) -> None:
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     await close_at_last(agent_harness, carry_suspense=True)
@@ -595,7 +593,7 @@ async def test_what_waits_is_carried_on_when_the_next_month_closes(agent_harness
 async def test_late_usage_is_booked_against_carry_over_until_that_month_closes(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    """In January, while November's three units wait in December: else they would be waited for there for ever."""
+    """It is January, and November's three units wait in December; otherwise they would wait there for ever."""
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     await close_at_last(agent_harness, carry_suspense=True)
@@ -611,10 +609,10 @@ async def test_late_usage_is_booked_against_carry_over_until_that_month_closes(
     assert await word(agent_harness, "2027-01") == ("balanced", [])
 
 
-async def test_a_lane_goes_on_that_shows_a_ledger_to_have_lost_data_of_a_closed_month(
+async def test_a_lane_resumes_after_the_ledger_lost_data_of_a_closed_month(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    """Two reports are missing, and ten units that were granted: what was used of them is a correction."""
+    """Two reports and ten granted units were lost: their usage is a correction."""
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     await close_at_last(agent_harness, carry_suspense=True)
@@ -638,10 +636,10 @@ async def test_a_lane_goes_on_that_shows_a_ledger_to_have_lost_data_of_a_closed_
     list(itertools.product([EXPORTS, MAILS], [lease(granted=37), lease(granted=37, consumed=5)])),
     ids=["idle", "used", "idle, no pool", "used, no pool"],
 )
-async def test_what_was_given_in_a_closed_month_and_is_forgotten_holds_up_no_lane(
+async def test_a_lost_grant_of_a_closed_month_does_not_stop_a_lane(
     agent_harness: AgentHarness, agent: Agent, quota: str, said: dict[str, Any]
 ) -> None:
-    """The ledger that lost it cannot learn it again: of a lease it has no row of, or of a quota it knows no pool of."""
+    """The ledger that lost it cannot restore it, with a lease or a pool missing."""
     await use(agent_harness, await agent_harness.agent("eu-west"))
     await in_december(agent_harness, in_suspense=True)
     await close_at_last(agent_harness, carry_suspense=True)
@@ -650,7 +648,7 @@ async def test_what_was_given_in_a_closed_month_and_is_forgotten_holds_up_no_lan
     await is_proven(agent_harness)
 
 
-async def test_usage_tells_where_it_belongs_and_where_it_is_billed(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_usage_names_its_own_period_and_the_billed_one(agent_harness: AgentHarness, agent: Agent) -> None:
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     await close_at_last(agent_harness, carry_suspense=True)
@@ -668,7 +666,7 @@ async def test_usage_tells_where_it_belongs_and_where_it_is_billed(agent_harness
     assert row["units"] == 7
 
 
-# --- what people make of it -------------------------------------------------------------------------------------------
+# --- resolutions ------------------------------------------------------------------------------------------------------
 
 
 async def proposed(
@@ -690,7 +688,7 @@ async def waiting(agent_harness: AgentHarness) -> list[tuple[str, str, str, int,
 
 @pytest.fixture
 async def carried(agent_harness: AgentHarness, agent: Agent) -> None:
-    """Three units of November wait in December."""
+    """Carry three units of November in suspense to December."""
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     await close_at_last(agent_harness, carry_suspense=True)
@@ -700,7 +698,7 @@ async def carried(agent_harness: AgentHarness, agent: Agent) -> None:
     ("kind", "more", "estimated", "written_off"),
     [("write_off", {}, 0, 3), ("charge", {}, 3, 0), ("estimate", {"units": 2}, 2, 1)],
 )
-async def test_what_was_carried_is_resolved_where_it_waits(
+async def test_carried_suspense_is_resolved_in_its_new_period(
     agent_harness: AgentHarness,
     agent: Agent,
     carried: None,
@@ -709,7 +707,7 @@ async def test_what_was_carried_is_resolved_where_it_waits(
     estimated: int,
     written_off: int,
 ) -> None:
-    """And the truth has the last word: what comes then takes the place of an estimate."""
+    """Late evidence replaces an estimate."""
     assert await waiting(agent_harness) == [(PERIOD, NEXT, "closed", 3, False)]
     proposal = await proposed(agent_harness, agent, kind, **more)
     assert await waiting(agent_harness) == [(PERIOD, NEXT, "closed", 3, True)]
@@ -728,7 +726,7 @@ async def test_what_was_carried_is_resolved_where_it_waits(
 
 
 @pytest.mark.parametrize("evidence_first", [False, True])
-async def test_late_evidence_before_and_after_the_approval_ends_alike(
+async def test_late_evidence_has_the_same_result_before_and_after_the_approval(
     agent_harness: AgentHarness, agent: Agent, carried: None, evidence_first: bool
 ) -> None:
     proposal = await proposed(agent_harness, agent, "estimate", units=2)
@@ -746,7 +744,7 @@ async def test_late_evidence_before_and_after_the_approval_ends_alike(
     await is_proven(agent_harness)
 
 
-async def test_who_proposes_what_is_carried_does_not_approve_it(
+async def test_the_proposer_cannot_approve_a_late_resolution(
     agent_harness: AgentHarness, agent: Agent, carried: None
 ) -> None:
     both = await agent_harness.client("adjust:propose", "adjust:approve")
@@ -766,7 +764,7 @@ async def test_who_proposes_what_is_carried_does_not_approve_it(
         ("charge", {"epoch": 99}, 404, None),
     ],
 )
-async def test_a_late_resolution_that_is_refused(
+async def test_invalid_late_resolutions_are_refused(
     agent_harness: AgentHarness,
     agent: Agent,
     carried: None,
@@ -789,7 +787,7 @@ async def test_a_late_resolution_that_is_refused(
         ({"consumed": 15, "units": 9}, 1, {"correction": 5}),  # more than there was
     ],
 )
-async def test_what_was_kept_late_ends_with_one_line_that_names_no_policy(
+async def test_a_late_quarantine_ends_with_one_line_without_a_policy(
     agent_harness: AgentHarness, agent: Agent, carried: None, said: dict[str, Any], days: int, left: dict[str, int]
 ) -> None:
     agent_harness.clock.move(days=days)
@@ -806,7 +804,7 @@ async def test_what_was_kept_late_ends_with_one_line_that_names_no_policy(
     await is_proven(agent_harness)
 
 
-async def test_work_without_a_lease_that_was_kept_late_is_resolved_too(
+async def test_a_late_quarantined_report_without_a_lease_is_resolved_too(
     agent_harness: AgentHarness, agent: Agent, carried: None
 ) -> None:
     await agent.say(1, lease(MAILS, consumed=4, units=3), quota=MAILS)
@@ -817,10 +815,10 @@ async def test_work_without_a_lease_that_was_kept_late_is_resolved_too(
     await is_proven(agent_harness)
 
 
-async def test_the_next_month_waits_for_what_people_have_to_end_of_this_one(
+async def test_the_next_close_waits_for_open_resolutions_of_this_period(
     agent_harness: AgentHarness, agent: Agent, carried: None
 ) -> None:
-    """And says of which month it is."""
+    """The blocker names the month."""
     await agent.say(3, lease(granted=10, consumed=9, units=1))
     agent_harness.clock.time = datetime(2027, 1, 1, 6, tzinfo=UTC)
     for what in ("quarantine", "proposal"):
@@ -839,8 +837,10 @@ async def test_the_next_month_waits_for_what_people_have_to_end_of_this_one(
 # --- races ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_close_against_reports(agent_harness: AgentHarness) -> None:
-    """Sixteen at once, several rounds: what November has at its close it has for ever; all else is a correction."""
+async def test_a_close_during_reports(agent_harness: AgentHarness) -> None:
+    """Sixteen regions report at once, several rounds: November keeps what it had at its close; all else is a
+    correction.
+    """
     agents = [await agent_harness.agent(f"r{number}") for number in range(16)]
     for agent in agents:
         await use(agent_harness, agent)
@@ -874,7 +874,7 @@ async def test_a_close_against_reports(agent_harness: AgentHarness) -> None:
     await is_proven(agent_harness)
 
 
-async def test_a_close_against_a_close(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_a_close_during_a_close(agent_harness: AgentHarness, agent: Agent) -> None:
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     await closed(agent_harness, carry_suspense=True)
@@ -892,8 +892,8 @@ async def test_a_close_against_a_close(agent_harness: AgentHarness, agent: Agent
     assert await agent_harness.one("SELECT count(*) FROM audit WHERE action = 'period.closed'") == 1
 
 
-async def test_a_close_against_expiry_and_retirement(agent_harness: AgentHarness) -> None:
-    """Whichever is first, nothing is lost, and nothing of November changes after it was closed."""
+async def test_a_close_during_expiry_and_retirement(agent_harness: AgentHarness) -> None:
+    """In any order nothing is lost, and nothing of November changes after its close."""
     agents = [await agent_harness.agent(f"r{number}") for number in range(8)]
     for agent in agents:
         await use(agent_harness, agent)
@@ -904,7 +904,7 @@ async def test_a_close_against_expiry_and_retirement(agent_harness: AgentHarness
 
     async def close() -> None:
         while (await closed(agent_harness, carry_suspense=True)).status_code != 200:
-            await expire(agent_harness)  # it leaves out what the close was just at
+            await expire(agent_harness)  # it skips rows that the close had locked
 
     async def end(agent: Agent) -> None:
         answer = await retire.post(f"/v1/epochs/{agent.epoch}:retire", json={"reason": "why"})
@@ -918,8 +918,8 @@ async def test_a_close_against_expiry_and_retirement(agent_harness: AgentHarness
     await is_proven(agent_harness)
 
 
-async def test_times_of_periods_have_a_zone_whatever_the_books_have(agent_harness: AgentHarness) -> None:
-    """A period of the year 1 could once be reported: the database has its first moment as -infinity."""
+async def test_times_of_periods_have_a_zone_whatever_is_stored(agent_harness: AgentHarness) -> None:
+    """A period of the year 1 could once be reported: the database stores its first moment as -infinity."""
     await agent_harness.owner.execute(
         "INSERT INTO period (id, kind, starts_at, ends_at) VALUES ('0001-01', 'month', '-infinity', '0001-02-01Z')"
     )
@@ -933,7 +933,7 @@ async def test_times_of_periods_have_a_zone_whatever_the_books_have(agent_harnes
 
 
 async def hold_into_december(agent_harness: AgentHarness, agent: Agent) -> None:
-    """Of 10 units 7 are used and 3 held: when November ends the store keeps them, and reports."""
+    """Use 7 and hold 3 of 10 units: when November ends the store keeps the hold, and reports."""
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=False)
     await agent.say(3, lease(granted=10, consumed=7, units=0))
@@ -947,7 +947,7 @@ async def commit_late(agent_harness: AgentHarness, agent: Agent) -> None:
     await is_proven(agent_harness)
 
 
-async def test_a_close_names_what_services_hold_and_goes_on_without_it_after_an_hour(
+async def test_a_close_names_open_holds_and_continues_without_them_after_an_hour(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     await hold_into_december(agent_harness, agent)
@@ -967,7 +967,7 @@ async def test_a_close_names_what_services_hold_and_goes_on_without_it_after_an_
     await commit_late(agent_harness, agent)
 
 
-async def test_people_let_a_close_go_on_without_what_services_hold(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_people_let_a_close_continue_without_open_holds(agent_harness: AgentHarness, agent: Agent) -> None:
     await hold_into_december(agent_harness, agent)
     asked = await closed(agent_harness)
     assert asked.status_code == 202
@@ -990,7 +990,7 @@ async def test_a_hold_that_is_released_after_the_close_frees_nothing(agent_harne
     await is_proven(agent_harness)
 
 
-async def test_what_a_region_has_not_reported_since_the_period_ended_is_not_held(
+async def test_a_hold_without_a_report_since_the_end_of_the_period_is_not_shown(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     await use(agent_harness, agent)

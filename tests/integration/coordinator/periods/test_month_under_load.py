@@ -1,4 +1,4 @@
-"""A month that closes while sixteen regions report: what finance is told is what they wrote down, to the unit."""
+"""A month closes while sixteen regions report: finance gets what the regions recorded, to the unit."""
 
 import asyncio
 import hashlib
@@ -34,7 +34,7 @@ Place = tuple[str, int, int, int]  # region, epoch, lane, seq
 
 
 class Journal:
-    """What was sent, as it was on the wire: of each report its hash, and the units that it has of each tenant."""
+    """A record of what was sent: the hash of each report, and its units by tenant."""
 
     def __init__(self) -> None:
         self.hashes: dict[Place, str] = {}
@@ -53,7 +53,7 @@ class Journal:
 
 
 class Writer:
-    """A region that uses a unit or two of one tenant after the other, in minutes of November."""
+    """A region that uses one or two units of one tenant after the other, in minutes of November."""
 
     def __init__(self, region: Region) -> None:
         self.region = region
@@ -86,7 +86,7 @@ def journal() -> Journal:
 
 @pytest.fixture
 async def writers(admin_harness: AdminHarness, admin: httpx.AsyncClient, journal: Journal) -> list[Writer]:
-    """All have leased, and reported in November."""
+    """Yield the regions after all have leased and reported in November."""
     await admin.put("/v1/limits", json=DOCUMENT)
     writers = [Writer(await open_region(admin_harness, admin, f"r{number}")) for number in range(WRITERS)]
     for writer in writers:
@@ -104,13 +104,13 @@ async def several(writer: Writer, reports: int) -> None:
 
 @pytest.fixture
 async def other(database: str) -> AsyncIterator[Connection]:
-    """Another connection of the owner."""
+    """Return another connection of the owner."""
     async with connected(database) as connection:
         yield connection
 
 
 async def close(admin_harness: AdminHarness, other: Connection) -> dict[str, Any]:
-    """Asked for again and again, as long as it takes."""
+    """Repeat the request until it succeeds."""
     closer = await admin_harness.caller("period:close")
     for _ in range(MOST_REPORTS):
         answer = await closer.post(f"/v1/periods/{NOVEMBER}:close", json={"carry_suspense": True})
@@ -130,7 +130,7 @@ async def test_a_closed_month_never_changes_and_each_later_report_is_a_correctio
     are_writing, is_closed = asyncio.Barrier(WRITERS + 1), asyncio.Event()
 
     async def write(writer: Writer) -> None:
-        """Until it is closed, and a while longer."""
+        """Report until the month is closed, and a while longer."""
         await writer.report()
         await are_writing.wait()
         for _ in range(MOST_REPORTS):
@@ -173,7 +173,9 @@ WHERE dst = 'consumed' AND charge_period = '2026-11' GROUP BY 1
 
 
 async def sources(finance: httpx.AsyncClient) -> list[tuple[str, dict[str, Any]]]:
-    """Each report that a line of a statement leads to, with the tenant; the statement is the sum of its lines."""
+    """Return each report behind a line of a statement, with its tenant, and check that the lines sum up to the
+    statement.
+    """
     found: list[tuple[str, dict[str, Any]]] = []
     for tenant, period in itertools.product(TENANTS, (NOVEMBER, DECEMBER)):
         statement = (await finance.get(f"/v1/statements/{StatementId(period, tenant)}")).json()
@@ -209,7 +211,7 @@ async def hashes(finance: httpx.AsyncClient) -> dict[Place, str]:
     return {place_of(report): report["body_hash"] for _, report in await sources(finance)}
 
 
-# --- the same answer for ever -----------------------------------------------------------------------------------------
+# --- answers as of a seal ---------------------------------------------------------------------------------------------
 
 LATE = 1000
 
@@ -266,10 +268,10 @@ async def everything(connection: Connection) -> dict[str, list[str]]:
     return {table: await connection.fetchval(rows.format(table)) for table in TABLES.split()}
 
 
-async def test_what_finance_may_not_do_is_refused_with_the_reason_and_changes_nothing(
+async def test_forbidden_operations_are_refused_with_the_reason_and_change_nothing(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, people: People
 ) -> None:
-    """A close with suspense open, the same person twice, two who approve, and another close of what is closed."""
+    """Try a close with open suspense, a second approval by one person, two approvals at once, and a second close."""
     await admin.put("/v1/limits", json=DOCUMENT)
     region = await open_region(admin_harness, admin, "eu-west")
     await region.use(ACME, NOVEMBER, [Used(datetime(2026, 11, 18, 9, tzinfo=UTC), 60)])
@@ -288,7 +290,7 @@ async def test_what_finance_may_not_do_is_refused_with_the_reason_and_changes_no
     assert await refused(admin_harness, both, resolution) == "same_person"
     assert await refused(admin_harness, admin, path) == "grace,proposal,suspense"
     charged = (await people.approver.post(resolution)).json()
-    assert await unchanged(admin_harness, another, resolution, 200) == charged  # it says who has approved
+    assert await unchanged(admin_harness, another, resolution, 200) == charged  # it names who has approved
 
     adjustment = f"/v1/adjustments/{(await people.proposed(kind='write_off', units=10))['id']}:approve"
     assert await refused(admin_harness, people.proposer, adjustment) == "forbidden"
@@ -306,7 +308,7 @@ async def test_what_finance_may_not_do_is_refused_with_the_reason_and_changes_no
 
 
 async def refused(admin_harness: AdminHarness, client: httpx.AsyncClient, path: str) -> str:
-    """The reason."""
+    """Return the reason."""
     problem = await unchanged(admin_harness, client, path, 409, 403)
     missing = [each["what"] for each in problem.get("missing", ())]
     reason: str = problem.get("refusal") or ",".join(missing) or problem["type"].rpartition("/")[2]

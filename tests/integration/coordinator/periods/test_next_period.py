@@ -1,4 +1,4 @@
-"""The next period's lease, given before the period begins; and the end of the one before."""
+"""The next period's lease is granted before the period begins, and the current one ends in order."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -27,7 +27,7 @@ def ahead(**totals: Any) -> dict[str, Any]:
 
 @pytest.fixture
 async def late(agent_harness: AgentHarness, agent: Agent) -> Agent:
-    """An agent with a lease, twenty seconds before the month ends."""
+    """Return an agent with a lease, twenty seconds before the month ends."""
     agent_harness.clock.time = MIDNIGHT
     agent_harness.clock.move(seconds=-20)
     await agent.say(1, demands=[want(waiting=10)])
@@ -40,7 +40,7 @@ async def next_pool(agent_harness: AgentHarness) -> dict[str, int]:
     return {name: units for name, units in row.items() if isinstance(units, int)}
 
 
-async def test_near_the_end_of_a_period_whoever_asks_gets_a_lease_of_the_next_as_well(
+async def test_near_the_end_of_a_period_a_request_gets_a_lease_of_the_next_too(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     agent_harness.clock.time = MIDNIGHT
@@ -64,9 +64,7 @@ async def test_near_the_end_of_a_period_whoever_asks_gets_a_lease_of_the_next_as
     assert (await agent_harness.pool())["consumed"] == 3
 
 
-async def test_who_waits_now_is_not_helped_by_units_of_the_next_period(
-    agent_harness: AgentHarness, agent: Agent
-) -> None:
+async def test_a_waiting_request_gets_no_units_of_the_next_period(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent_harness.limit([allowance(5)])
     agent_harness.clock.time = MIDNIGHT
     agent_harness.clock.move(seconds=-20)
@@ -105,7 +103,7 @@ async def test_regions_share_what_the_next_period_has(agent_harness: AgentHarnes
     assert (granted, pool["outstanding"], pool["unallocated"]) == (7, 7, 0)
 
 
-async def test_a_lease_ahead_lives_on_while_its_region_is_heard(agent_harness: AgentHarness, late: Agent) -> None:
+async def test_a_lease_ahead_is_renewed_while_its_region_reports(agent_harness: AgentHarness, late: Agent) -> None:
     for seq in range(2, 5):
         agent_harness.clock.move(seconds=30)
         now = agent_harness.clock.now() < MIDNIGHT
@@ -116,7 +114,7 @@ async def test_a_lease_ahead_lives_on_while_its_region_is_heard(agent_harness: A
     assert await agent_harness.one("SELECT outstanding FROM lease WHERE period = $1", NEXT) == 1
 
 
-async def test_a_lease_ahead_of_a_silent_region_is_set_aside_and_comes_back_like_any_other(
+async def test_a_lease_ahead_of_a_silent_region_expires_and_returns_like_any_other(
     agent_harness: AgentHarness, late: Agent
 ) -> None:
     agent_harness.clock.move(seconds=66)
@@ -129,7 +127,7 @@ async def test_a_lease_ahead_of_a_silent_region_is_set_aside_and_comes_back_like
     assert [(pool["suspense"], pool["outstanding"]) for pool in pools] == [(0, 0), (0, 1)]
 
 
-async def test_what_a_store_ahead_of_time_has_spent_belongs_to_its_leases_period(
+async def test_usage_of_a_store_ahead_of_time_belongs_to_its_leases_period(
     agent_harness: AgentHarness, late: Agent
 ) -> None:
     reply = await late.say(2, lease(granted=10, returned=10), ahead(granted=1, consumed=1))
@@ -140,7 +138,7 @@ async def test_what_a_store_ahead_of_time_has_spent_belongs_to_its_leases_period
     assert window == MIDNIGHT
 
 
-async def test_a_period_that_is_over_is_granted_nothing_by_anybody(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_an_ended_period_grants_nothing(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent_harness.limit([allowance(10)])
     waiter = await agent_harness.agent("eu-west")
     agent_harness.clock.time = MIDNIGHT

@@ -1,4 +1,4 @@
-"""`leasehold period`, as somebody in finance types it, against a coordinator whose month has ended."""
+"""`leasehold period` works for finance, against a coordinator whose month has ended."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ Typed = Callable[..., Coroutine[Any, Any, Result]]
 @pytest.fixture
 async def typed(agent_harness: AgentHarness) -> AsyncIterator[Typed]:
     token = (await issue_token(agent_harness.owner, ["usage:read", "period:close"], "", NOON)).token
-    with capture_logs():  # a command's output is this process's, and so is the coordinator's
+    with capture_logs():  # command and coordinator share this process's output
         async with agent_harness.served() as url:
 
             async def type_(*words: str, stdin: str = "") -> Result:
@@ -35,7 +35,7 @@ async def typed(agent_harness: AgentHarness) -> AsyncIterator[Typed]:
             yield type_
 
 
-async def test_a_month_is_seen_asked_about_and_closed(agent_harness: AgentHarness, agent: Agent, typed: Typed) -> None:
+async def test_a_month_is_shown_confirmed_and_closed(agent_harness: AgentHarness, agent: Agent, typed: Typed) -> None:
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
     shown = await typed("show", PERIOD)
@@ -82,7 +82,7 @@ async def test_periods_are_listed(agent_harness: AgentHarness, agent: Agent, typ
         (("show", "2027-01"), "Unknown period."),
     ],
 )
-async def test_what_cannot_be_done_is_said(
+async def test_refusals_are_explained(
     agent_harness: AgentHarness, agent: Agent, typed: Typed, words: tuple[str, ...], said: str
 ) -> None:
     await use(agent_harness, agent)

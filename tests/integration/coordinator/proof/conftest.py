@@ -1,4 +1,4 @@
-"""Books worth forging: a few hundred reports in several lanes, epochs and periods, sealed as they came.
+"""Fixtures of a ledger to tamper with: a few hundred sealed reports in several lanes, epochs and periods.
 
 They are made once. A forger works in a transaction as the owner of the database, with triggers and foreign keys off,
 and is rolled back.
@@ -34,7 +34,7 @@ SEALS = 6
 
 @pytest.fixture(scope="session")
 def books(postgres_server: PostgresServer) -> Iterator[str]:
-    """Who changes them for good takes a copy."""
+    """Yield a copy of the ledger for permanent changes."""
     with copied(postgres_server) as url:
         asyncio.run(write_books(url))
         yield url
@@ -42,7 +42,7 @@ def books(postgres_server: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def history(postgres_server: PostgresServer) -> Iterator[str]:
-    """A database with two months of everything that finance reads, for tests that tamper with it."""
+    """Yield a database with two months of everything that finance reads, for tests that tamper with it."""
     with copied(postgres_server) as url:
         asyncio.run(_write_history(url))
         yield url
@@ -56,7 +56,7 @@ async def _write_history(url: str) -> None:
 @asynccontextmanager
 async def harness_on(url: str) -> AsyncIterator[AdminHarness]:
     async with connected(url) as owner:
-        await put_off(owner, "seal")  # here it is done by hand
+        await put_off(owner, "seal")  # the test seals by itself
     clock = StandingClock()
     app = create_app(
         CoordinatorSettings(database_url=SecretStr(url), database_pool_size=4, lease_ms=60_000, clock_limit_ms=0), clock
@@ -81,7 +81,7 @@ async def write_books(url: str) -> None:
         ]
         for number in range(1, SEALS + 1):
             for _ in range(20):
-                # The first one of us-east is fenced since its third came: it has nothing to say.
+                # The first epoch of us-east was fenced by its third, and has nothing to report.
                 await use_something(chance, admin_harness.clock, chance.choice(regions[1:]))
             await regions[1].exchange(POOLS[0][0], demands=[{"quota": POOLS[0][0], "waiting": 5}])
             await move_something(admin_harness.owner, number, admin_harness.clock.now())
@@ -103,7 +103,7 @@ async def use_something(chance: random.Random, clock: StandingClock, region: Reg
 
 
 async def move_something(owner: Connection, number: int, now: datetime) -> None:
-    """As the coordinator moves by itself: from what a region has outstanding into suspense."""
+    """Move a region's outstanding units into suspense, as the coordinator does by itself."""
     async with owner.transaction():
         row = await owner.fetchrow("SELECT * FROM lease WHERE outstanding > 0 ORDER BY epoch, quota LIMIT 1")
         assert row is not None
@@ -132,7 +132,7 @@ async def do_something(owner: Connection, number: int, now: datetime) -> None:
 
 @asynccontextmanager
 async def forging(url: str) -> AsyncIterator[Connection]:
-    """The owner, with all guards and constraints down, in a transaction that is rolled back."""
+    """Yield a connection of the owner, with all guards and constraints off, in a transaction that is rolled back."""
     async with connected(url) as forger:
         transaction = forger.transaction()
         await transaction.start()

@@ -1,4 +1,4 @@
-"""A history in which everything happens that finance reads: two months with limits, people, suspense and a close.
+"""A history with everything that finance reads: two months with limits, people, suspense and a close.
 
 It is written through the coordinator's own API and operations, so nothing in it may be reported as tampering.
 """
@@ -27,13 +27,13 @@ LIMITS: dict[str, Any] = DOCUMENT | {
         {"name": "api", "kind": "rate", "limit": "100/second, burst 200"},
     ]
 }
-# What people wrote down, as tests look for it.
+# Texts by people that tests search for.
 CREDIT, WRITE_OFF, WITHDRAWN, PROPOSED = "TICKET-1", "TICKET-2", "TICKET-3", "TICKET-4"
 CHARGED, ESTIMATED, WAITING = "the invoice shows it", "as in October", "the region is asked"
 
 
 class History:
-    """Several people and regions at one coordinator."""
+    """Several people and regions that call one coordinator."""
 
     def __init__(self, admin_harness: AdminHarness, clients: Mapping[str, httpx.AsyncClient]) -> None:
         self.admin_harness, self.clients = admin_harness, clients
@@ -119,7 +119,7 @@ async def _adjust(history: History) -> None:
 
 
 async def _resolve(history: History, eu: Region, us: Region) -> None:
-    """Two leases are resolved, one has a proposal in place of another one, one store loses its data."""
+    """Resolve two leases, replace a proposal by another, and let one store lose its data."""
     history.admin_harness.clock.move(minutes=10)
     await history.expire()
     await history.resolve(eu, ACME, "charge", CHARGED)
@@ -134,7 +134,7 @@ async def _resolve(history: History, eu: Region, us: Region) -> None:
 
 
 async def _close(history: History) -> None:
-    """Suspense is carried out, and what is left of the limit is carried over."""
+    """Carry suspense out of the month, and unused units over."""
     history.admin_harness.clock.time = IN_DECEMBER
     await history.expire()
     for minutes in (0, 20):

@@ -1,4 +1,4 @@
-"""Every table is proven, or is named with the reason why not; and of a proven table every column."""
+"""Every table is proven, or listed with the reason why not, and every column of a proven table is proven."""
 
 import json
 from collections.abc import Callable
@@ -21,17 +21,17 @@ pytestmark = pytest.mark.anyio
 AUDITING = Path(__file__).parents[4] / "docs" / "guides" / "auditing.md"
 PROVEN = {table: proven for table, proven in COVERAGE.items() if isinstance(proven, Proven)}
 
-# Of what a row of usage, of a seal or of a chain is made of: tests/…/test_forged.py changes each of them.
+# Columns of usage, seals and chains, each of which tests/…/test_forged.py changes.
 FORGED_ELSEWHERE = {"transfer", "report", "lane", "seal", "audit"}
 
 
-async def test_every_table_is_proven_or_said_not_to_be(database: str) -> None:
+async def test_every_table_is_proven_or_listed_as_not(database: str) -> None:
     async with connected(database) as owner:
         rows = await owner.fetch(_TABLES)
     assert sorted(COVERAGE) == [row["relname"] for row in rows]
 
 
-def test_auditors_are_told_of_every_table() -> None:
+def test_the_guide_for_auditors_names_every_table() -> None:
     text = AUDITING.read_text()
     covered, not_covered = text.split("## What is covered")[1].split("## What is not covered")
     not_covered = not_covered.split("\n## ")[0]
@@ -48,7 +48,7 @@ def test_auditors_are_told_of_every_table() -> None:
 
 @pytest.mark.parametrize("table", sorted(PROVEN.keys() - FORGED_ELSEWHERE))
 async def test_every_column_of_a_proven_table_is_proven(history: str, table: str) -> None:
-    """Each is changed in the first row in which it can be, and nothing else."""
+    """Change each column alone, in the first row in which it can be changed."""
     async with forging(history) as forger:
         columns = [row["attname"] for row in await forger.fetch(_COLUMNS, table)]
         assert columns
@@ -72,7 +72,7 @@ async def is_found(forger: Connection, table: str, column: str) -> bool:
         change = f"UPDATE {table} SET {column} = $1 WHERE ctid = $2"
         assert await forger.execute(change, other(column, row["value"]), row["ctid"]) == "UPDATE 1"
         found = await verify(forger, IN_DECEMBER)
-        # Constraints are down here, so a guard is always missing: that is compared last.
+        # Constraints are off here, so a guard is always missing; guards are compared last.
         return found.fault is not None and found.fault.kind is not FaultKind.GUARD_CHANGED
     finally:
         await savepoint.rollback()

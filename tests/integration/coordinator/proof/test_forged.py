@@ -1,4 +1,4 @@
-"""Whatever the owner of the database does to the books behind everybody's back is found, at its first place."""
+"""Any secret change that the owner of the database makes is found, at its first place."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ from tests.integration.coordinator.proof.conftest import DAY, MONTH, SEALS, forg
 
 pytestmark = pytest.mark.anyio
 
-# A transfer in the middle of the books: a line of usage of a report that has others before and after it in its lane.
+# A transfer in the middle of the ledger: a line of usage whose report has others before and after it in its lane.
 MIDDLE = """
 SELECT transfer.* FROM transfer JOIN lane USING (epoch, lane)
 WHERE cause = 'usage' AND seq > 3 AND seq < last_seq - 3 AND line > 0 AND period = '2026-11'
@@ -75,7 +75,7 @@ async def columns(connection: Connection, table: str) -> list[str]:
 
 
 def other(column: str, value: Any) -> Any:
-    """Something else that the column can hold."""
+    """Return something else that the column can hold."""
     if column in OTHERS:
         return OTHERS[column] if value != OTHERS[column] else OTHERS[column + " "]
     if value is None:
@@ -128,7 +128,7 @@ def edit(table: str, row: Any, column: str) -> Forge:
     return forge
 
 
-# What names a row and is not booked: no bill, no balance and no position depends on it.
+# Names of rows, on which no bill, balance or position depends.
 NAMES_ONLY = {"id"}
 
 
@@ -185,7 +185,7 @@ async def test_every_column_of_a_movement_is_proven(books: str) -> None:
     assert row is not None
     for column in names:
         fault = await found_after(books, edit("transfer", row, column))
-        # One that names a number has become a report's: then it is that report that is not there.
+        # A movement with a number becomes a report, so that report is missing.
         expected = FaultKind.LANE_UNKNOWN if column == "seq" else FaultKind.SEALED_MOVEMENTS_CHANGED
         assert fault.kind is expected, (column, fault)
         assert column == "seq" or fault.seal == 3, (column, fault)
@@ -220,9 +220,9 @@ async def test_every_account_of_a_pool_and_of_a_lease_is_proven(books: str, tabl
             for name in await columns(owner, table)
             if await owner.fetchval(f"SELECT pg_typeof({name})::text = 'bigint' FROM {table} LIMIT 1")
         ]
-    # What steers grants, and what the region says of itself: reconciliation compares that.
+    # Columns that steer grants, and figures by the region itself, which reconciliation compares.
     steering = {"epoch", "demand_milli", "waiting", "last_grant", "region_consumed", "region_returned"}
-    # What may be overdrawn: what was, is booked as overage.
+    # The bound of overdrafts; actual overdrafts are booked as overage.
     steering |= {"overdraft", "overdrawn"}
     for account in sorted({*accounts} - steering):
         change = f"UPDATE {table} SET {account} = {account} + 1 WHERE quota = 'exports:tenant=acme'"
@@ -279,7 +279,7 @@ FORGERIES: dict[str, tuple[str, FaultKind]] = {
 
 
 @pytest.mark.parametrize("what", FORGERIES)
-async def test_a_forged_row_is_found_where_it_is(books: str, what: str) -> None:
+async def test_a_forged_row_is_found_at_its_place(books: str, what: str) -> None:
     async with connected(books) as owner:
         row = await owner.fetchrow(MIDDLE)
         assert row is not None
@@ -328,7 +328,7 @@ ENDS: dict[str, tuple[str, FaultKind, int]] = {
 }
 
 
-@pytest.mark.parametrize("lane_is", ["ASC", "DESC"])  # one that others come after, and the last
+@pytest.mark.parametrize("lane_is", ["ASC", "DESC"])  # one with successors, and the last
 @pytest.mark.parametrize("what", ENDS)
 async def test_neither_end_of_a_lane_can_be_moved(books: str, what: str, lane_is: str) -> None:
     sql, kind, place = ENDS[what]
@@ -357,7 +357,7 @@ async def test_a_lane_without_reports_stands_at_its_beginning(books: str) -> Non
     assert (fault.kind, fault.epoch, fault.lane) == (FaultKind.LANE_CHANGED, *row)
 
 
-async def test_an_epoch_cannot_be_another_regions(books: str) -> None:
+async def test_an_epoch_cannot_be_moved_to_another_region(books: str) -> None:
     epoch = (await one(books, "SELECT min(epoch) FROM report"))[0][0]
     fault = await found_after(
         books, lambda f: f.execute("UPDATE region_epoch SET region = 'ap-north' WHERE epoch = $1", epoch)
@@ -365,10 +365,10 @@ async def test_an_epoch_cannot_be_another_regions(books: str) -> None:
     assert (fault.kind, fault.epoch, fault.seq) == (FaultKind.REPORT_CHANGED, epoch, 1)
 
 
-# --- forgers who know the chain: the seals tell -----------------------------------------------------------------------
+# --- forgers who know the chain, found by seals -----------------------------------------------------------------------
 
 
-async def test_a_lane_that_was_cut_with_its_row_is_not_what_was_sealed(books: str) -> None:
+async def test_a_lane_cut_together_with_its_row_differs_from_the_seal(books: str) -> None:
     async def cut(forger: Connection) -> None:
         lane = await forger.fetchrow("SELECT epoch, lane FROM lane WHERE last_seq > 9 ORDER BY 1, 2 LIMIT 1")
         assert lane is not None
@@ -385,7 +385,7 @@ async def test_a_lane_that_was_cut_with_its_row_is_not_what_was_sealed(books: st
     assert fault.kind is FaultKind.SEALED_REPORTS_CHANGED
 
 
-async def test_an_epoch_that_never_was_is_not_what_was_sealed(books: str) -> None:
+async def test_an_invented_epoch_differs_from_the_seal(books: str) -> None:
     epoch = (await one(books, "SELECT max(epoch) FROM report"))[0][0]
     forgery = "; ".join(
         f"DELETE FROM {table} WHERE epoch = {epoch}"
@@ -394,7 +394,7 @@ async def test_an_epoch_that_never_was_is_not_what_was_sealed(books: str) -> Non
     assert (await found_after(books, lambda f: f.execute(forgery))).kind is FaultKind.SEALED_REPORTS_CHANGED
 
 
-async def test_a_movement_that_was_deleted_or_made_up_is_not_what_was_sealed(books: str) -> None:
+async def test_a_deleted_or_invented_movement_differs_from_the_seal(books: str) -> None:
     movement = f"(SELECT id FROM ({MOVEMENT}) AS one)"
     for forgery in (
         f"DELETE FROM transfer WHERE id = {movement}",
@@ -409,7 +409,7 @@ async def test_a_seal_that_is_missing_is_named(books: str) -> None:
     assert (fault.kind, fault.seal) == (FaultKind.SEAL_MISSING, 2)
 
 
-async def test_a_seal_that_was_computed_anew_is_not_the_one_that_the_next_follows(books: str) -> None:
+async def test_a_recomputed_seal_does_not_match_its_successor(books: str) -> None:
     async def forge(forger: Connection) -> None:
         third = seal_of(await forger.fetchrow("SELECT * FROM seal WHERE number = 3"))  # type: ignore[arg-type]
         forged = third._replace(sealed_at=third.sealed_at + timedelta(microseconds=1))
@@ -421,8 +421,8 @@ async def test_a_seal_that_was_computed_anew_is_not_the_one_that_the_next_follow
     assert (fault.kind, fault.seal) == (FaultKind.SEAL_CHANGED, 4)
 
 
-async def test_seals_that_were_computed_anew_do_not_hide_a_wrong_balance(books: str) -> None:
-    """The sums of a seal are compared with the transfers, and not only with its hash."""
+async def test_recomputed_seals_do_not_hide_a_wrong_balance(books: str) -> None:
+    """The sums of a seal are compared with the transfers, not only with its hash."""
 
     async def forge(forger: Connection) -> None:
         last = seal_of(await forger.fetchrow("SELECT * FROM seal ORDER BY number DESC LIMIT 1"))  # type: ignore[arg-type]

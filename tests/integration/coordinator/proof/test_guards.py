@@ -1,4 +1,4 @@
-"""Whoever takes away what refuses changes is found, even if no row was touched."""
+"""The removal of a guard is found, even if no row was changed."""
 
 import pytest
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.anyio
 
 REPLACED = """CREATE OR REPLACE FUNCTION refuse_change() RETURNS trigger LANGUAGE plpgsql AS
     'BEGIN RETURN coalesce(NEW, OLD); END'"""
-# What is done, and the guard that is named.
+# The change, and the guard that is named.
 REMOVED = {
     "trigger_dropped": ("DROP TRIGGER seal_is_append_only ON seal", "trigger seal.seal_is_append_only"),
     "trigger_disabled": (
@@ -81,7 +81,7 @@ REMOVED = {
 
 
 @pytest.mark.parametrize(("change", "guard"), REMOVED.values(), ids=REMOVED)
-async def test_a_guard_that_was_taken_away_is_named(history: str, change: str, guard: str) -> None:
+async def test_a_removed_guard_is_named(history: str, change: str, guard: str) -> None:
     async with connected(history) as owner:
         transaction = owner.transaction()
         await transaction.start()
@@ -102,7 +102,7 @@ async def test_triggers_that_a_setting_silences_are_found(database: str) -> None
     assert found.fault.key == "switch setting session_replication_role=replica"
 
 
-async def test_what_others_keep_in_the_same_schema_is_not_tampering(history: str) -> None:
+async def test_foreign_objects_in_the_schema_are_not_tampering(history: str) -> None:
     async with connected(history) as owner:
         transaction = owner.transaction()
         await transaction.start()
@@ -117,7 +117,7 @@ async def test_what_others_keep_in_the_same_schema_is_not_tampering(history: str
     assert found.fault is None
 
 
-async def test_the_schema_of_another_release_is_not_compared_and_said_so(history: str) -> None:
+async def test_the_schema_of_another_release_is_reported_as_not_compared(history: str) -> None:
     """During an upgrade the database is newer than some programs."""
     async with connected(history) as owner:
         transaction = owner.transaction()

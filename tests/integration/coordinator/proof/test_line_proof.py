@@ -79,7 +79,7 @@ async def proof_of(auditor: httpx.AsyncClient, line: dict[str, Any], seal: int) 
 
 @pytest.fixture
 async def used(admin_harness: AdminHarness, region: Region) -> Region:
-    """In several reports, under several seals, with others' usage in between."""
+    """Book lines in several reports, under several seals, with usage of other tenants in between."""
     for minute in (5, 6):
         await region.use(MAILS, DAY, [Used(at(f"18T11:0{minute}"), minute, "mail"), Used(at("18T11:09"), 1, "ärger")])
         await region.use("mails:tenant=globex", DAY, [Used(at("18T11:05"), 2, "mail")])
@@ -87,7 +87,7 @@ async def used(admin_harness: AdminHarness, region: Region) -> Region:
     return region
 
 
-async def test_a_line_is_proven_and_nothing_is_if_a_byte_is_another(
+async def test_a_line_is_proven_and_any_changed_byte_refutes_it(
     finance: httpx.AsyncClient, auditor: httpx.AsyncClient, used: Region, check: Check
 ) -> None:
     [line] = (await statement(finance, DAY))["lines"]
@@ -143,7 +143,7 @@ def _leaves(value: Any, *path: Any) -> Iterator[tuple[Any, ...]]:
         yield from _leaves(each, *path, name)
 
 
-async def test_what_is_left_out_or_counted_twice_is_seen(
+async def test_omitted_and_doubled_reports_are_found(
     finance: httpx.AsyncClient, auditor: httpx.AsyncClient, used: Region, check: Check
 ) -> None:
     [line] = (await statement(finance, DAY))["lines"]
@@ -163,7 +163,7 @@ async def test_what_is_left_out_or_counted_twice_is_seen(
     assert not is_proven(check, kept, *pages, pages[0])
 
 
-async def test_late_usage_estimates_and_what_replaced_them_are_proven(
+async def test_late_usage_estimates_and_replacements_are_proven(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, auditor: httpx.AsyncClient, region: Region, check: Check
 ) -> None:
     await charge(admin_harness, region)
@@ -198,7 +198,7 @@ async def test_the_script_runs_by_itself(
 
 
 async def test_who_may_see_a_proof(finance: httpx.AsyncClient, auditor: httpx.AsyncClient, used: Region) -> None:
-    """Whole reports tell of others, too."""
+    """Proofs contain whole reports, which include other tenants."""
     [line] = (await statement(finance, DAY))["lines"]
     assert problem(await finance.get(proof_path(line))) == (403, [])
     assert problem(await auditor.get(proof_path(line, seal="x"))) == (422, [("seal", "format")])
@@ -206,6 +206,6 @@ async def test_who_may_see_a_proof(finance: httpx.AsyncClient, auditor: httpx.As
 
 
 @given(st.recursive(st.text() | st.integers(-(2**53), 2**53) | st.none(), lambda each: st.lists(each, max_size=3)))
-def test_both_write_json_alike(value: object) -> None:
+def test_script_and_coordinator_write_json_alike(value: object) -> None:
     ours = msgspec.json.Encoder(order="sorted").encode(value)
     assert json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode() == ours

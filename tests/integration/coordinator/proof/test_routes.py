@@ -1,4 +1,4 @@
-"""What auditors and finance ask for over HTTP, and what `leasehold verify` makes of it."""
+"""Auditors and finance read proofs over HTTP, and `leasehold verify` checks them."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ async def test_an_answer_as_of_a_seal_is_the_same_bytes_for_ever(admin_harness: 
 
 
 async def book_more(admin_harness: AdminHarness) -> None:
-    """Usage of the same minutes: of reports, and of the coordinator itself."""
+    """Book usage of the same minutes, by reports and by the coordinator itself."""
     row = await admin_harness.owner.fetchrow(
         "SELECT * FROM region_epoch WHERE state = 'current' AND region = 'eu-west'"
     )
@@ -85,14 +85,14 @@ async def book_more(admin_harness: AdminHarness) -> None:
         await seal(admin_harness.owner, admin_harness.clock.now())
 
 
-async def test_what_is_not_sealed_yet_is_refused(admin_harness: AdminHarness) -> None:
+async def test_a_position_that_is_not_sealed_is_refused(admin_harness: AdminHarness) -> None:
     finance, admin = await admin_harness.caller("usage:read"), await admin_harness.caller("admin")
     newest = (await admin.get("/v1/seals")).json()["data"][0]
     for as_of in (newest["position"] + 1, "2026-11-19", "2026-11-01"):
         assert problem(await finance.get(f"/v1/usage?as_of={as_of}")) == (422, [("as_of", "sealed")])
 
 
-async def test_seals_are_listed_the_newest_first_page_by_page(admin_harness: AdminHarness) -> None:
+async def test_seals_are_listed_newest_first_page_by_page(admin_harness: AdminHarness) -> None:
     auditor = await admin_harness.caller("audit:read")
     whole = (await auditor.get("/v1/seals")).json()
     assert [each["number"] for each in whole["data"]] == [6, 5, 4, 3, 2, 1]
@@ -106,7 +106,7 @@ async def test_seals_are_listed_the_newest_first_page_by_page(admin_harness: Adm
     assert pages == [[6, 5, 4, 3], [2, 1]]
 
 
-async def test_a_verification_is_asked_for_done_and_kept(admin_harness: AdminHarness, written: str) -> None:
+async def test_a_verification_is_requested_made_and_kept(admin_harness: AdminHarness, written: str) -> None:
     auditor = await admin_harness.caller("audit:read")
     asked = await auditor.post("/v1/verifications")
     assert (asked.status_code, asked.json()["result"]) == (202, None)
@@ -118,7 +118,7 @@ async def test_a_verification_is_asked_for_done_and_kept(admin_harness: AdminHar
         assert problem(await auditor.get(f"/v1/verifications/{unknown}")) == (404, [])
 
 
-async def test_a_coordinator_does_what_waits_by_itself(admin_harness: AdminHarness) -> None:
+async def test_a_coordinator_runs_waiting_verifications_by_itself(admin_harness: AdminHarness) -> None:
     auditor = await admin_harness.caller("audit:read")
     location = (await auditor.post("/v1/verifications")).headers["Location"]
     async with asyncio.timeout(30):
@@ -134,8 +134,8 @@ async def kept_at(admin_harness: AdminHarness, number: int) -> dict[str, Any]:
     return dict(row)
 
 
-async def test_a_seal_that_was_kept_is_compared(admin_harness: AdminHarness, written: str) -> None:
-    """The last ones are cut off: what is left is whole, and only who kept one can tell."""
+async def test_a_kept_seal_is_compared(admin_harness: AdminHarness, written: str) -> None:
+    """The last reports are cut off: the rest is consistent, and only a kept seal shows the loss."""
     auditor = await admin_harness.caller("audit:read")
     early, late = await kept_at(admin_harness, 3), await kept_at(admin_harness, 6)
     async with connected(written) as owner:
@@ -164,7 +164,7 @@ async def test_a_seal_that_was_kept_is_compared(admin_harness: AdminHarness, wri
         ("1:00", ("kept_seals", "type")),
     ],
 )
-async def test_what_is_no_kept_seal_is_named(admin_harness: AdminHarness, kept: object, fault: tuple[str, str]) -> None:
+async def test_an_invalid_kept_seal_is_named(admin_harness: AdminHarness, kept: object, fault: tuple[str, str]) -> None:
     auditor = await admin_harness.caller("audit:read")
     assert problem(await auditor.post("/v1/verifications", json={"kept_seals": kept})) == (422, [fault])
 
@@ -209,12 +209,12 @@ async def test_the_command_compares_seals_that_were_kept(written: str) -> None:
 
 
 async def test_a_ledger_without_seals_says_so(database: str) -> None:
-    """And not `None`."""
+    """The output does not contain `None`."""
     status, said = await asyncio.to_thread(said_by, "--database", **{URL_VARIABLE: database})
     assert (status, "None" in said) == (0, False), said
 
 
-async def test_the_command_says_what_it_lacks(tmp_path: Path) -> None:
+async def test_the_command_names_missing_settings(tmp_path: Path) -> None:
     for arguments, environment, sentence in (
         ((), {"LEASEHOLD_TOKEN": ""}, "LEASEHOLD_TOKEN is not set"),
         (("--url", "http://127.0.0.1:1"), {"LEASEHOLD_TOKEN": "x"}, "does not answer"),
@@ -225,7 +225,7 @@ async def test_the_command_says_what_it_lacks(tmp_path: Path) -> None:
         assert (status, sentence in said) == (1, True), said
 
 
-async def test_the_command_asks_a_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_command_verifies_through_a_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
     intact = {"intact": True, "fault": None, "lanes": 1, "reports": 2, "transfers": 3, "movements": 0, "seals": 1}
     result = intact | {"sealed_position": 2, "newest_seal": "ab"}
     answers = iter([{"id": "1", "result": None}, {"id": "1", "result": None}, {"id": "1", "result": result}])

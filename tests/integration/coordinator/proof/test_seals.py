@@ -1,4 +1,4 @@
-"""A sealed position is final: whatever is committed later is above it. Tried with real connections that wait."""
+"""A sealed position is final: all later commits are above it. Real connections wait for each other here."""
 
 import asyncio
 from datetime import timedelta
@@ -30,7 +30,7 @@ async def begin(owner: Connection) -> None:
 
 
 async def book(connection: Connection, lane: int) -> int:
-    """A report without transfers: it is a position that counts here. Not committed yet."""
+    """Insert a report without transfers, which has a position, and do not commit it yet."""
     position: int = await connection.fetchval(
         "INSERT INTO report (epoch, lane, seq, body_hash, head, lines, recorded_at) VALUES (1, $1, 1, '', '', 0, $2) "
         "RETURNING position",
@@ -41,7 +41,7 @@ async def book(connection: Connection, lane: int) -> int:
 
 
 async def move(owner: Connection) -> None:
-    """What has no position: a movement of the coordinator's own."""
+    """Insert a movement of the coordinator's own, which has no position."""
     await owner.execute(
         """INSERT INTO period (id, kind, starts_at, ends_at) VALUES ('2026-11', 'month', '2026-11-01', '2026-12-01');
         INSERT INTO pool (quota, period, name) VALUES ('q', '2026-11', 'q');
@@ -68,12 +68,12 @@ async def until_somebody_waits(owner: Connection, sessions: int = 1) -> None:
 
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow machine is no reason for a sealer to give up in the middle of a test."""
+    """Lengthen the sealer's timeout, so that it does not give up on a slow machine."""
     statement = "coordinator.proof.seal._SNAPSHOT_BEHIND_THE_GATE"
     monkeypatch.setattr(statement, seal_module._SNAPSHOT_BEHIND_THE_GATE.replace("'1s'", "'20s'"))
 
 
-async def test_a_seal_waits_for_whoever_has_a_position_and_has_not_committed(database: str, patience: None) -> None:
+async def test_a_seal_waits_for_uncommitted_positions(database: str, patience: None) -> None:
     """The later position is committed first: without the gate the earlier one would join the seal."""
     async with connected(database) as owner, connected(database) as slow, connected(database) as sealer:
         await begin(owner)
@@ -89,7 +89,7 @@ async def test_a_seal_waits_for_whoever_has_a_position_and_has_not_committed(dat
         assert (sealed.position, sealed.reports) == (later, 2)
 
 
-async def test_whoever_comes_while_it_waits_gets_a_position_above_the_seal(database: str, patience: None) -> None:
+async def test_reports_during_the_wait_get_a_position_above_the_seal(database: str, patience: None) -> None:
     async with (
         connected(database) as owner,
         connected(database) as slow,
@@ -110,8 +110,8 @@ async def test_whoever_comes_while_it_waits_gets_a_position_above_the_seal(datab
         assert (await sealed_by(sealer)).reports == 1
 
 
-async def test_the_snapshot_is_taken_behind_the_gate_and_then_nobody_waits(database: str) -> None:
-    """Booked between the snapshot and the end of the sealing: not hindered, and not in the seal."""
+async def test_the_snapshot_is_taken_behind_the_gate_and_blocks_no_report(database: str) -> None:
+    """A report between the snapshot and the end of the sealing is neither delayed nor in the seal."""
     async with connected(database) as owner, connected(database) as sealer:
         await begin(owner)
         first = await book(owner, 0)
@@ -122,7 +122,7 @@ async def test_the_snapshot_is_taken_behind_the_gate_and_then_nobody_waits(datab
         assert (sealed.position, second > first) == (first, True)
 
 
-async def test_a_sealer_gives_up_before_it_holds_up_everybody(database: str) -> None:
+async def test_a_sealer_gives_up_before_it_delays_all_reports(database: str) -> None:
     async with connected(database) as owner, connected(database) as slow:
         await begin(owner)
         async with slow.transaction():
@@ -134,7 +134,7 @@ async def test_a_sealer_gives_up_before_it_holds_up_everybody(database: str) -> 
 
 
 @pytest.mark.parametrize("table", ["transfer", "report", "audit"])
-async def test_whatever_books_passes_the_gate(database: str, table: str) -> None:
+async def test_every_booking_statement_passes_the_gate(database: str, table: str) -> None:
     async with connected(database) as owner:
         found = await owner.fetch(
             """SELECT tgname FROM pg_trigger WHERE tgrelid = $1::regclass AND tgfoid = 'pass_position_gate'::regproc
@@ -152,7 +152,7 @@ async def test_seals_are_append_only(database: str) -> None:
                 await owner.execute(change)
 
 
-async def test_a_time_names_the_newest_seal_up_to_it_and_a_later_one_none(database: str) -> None:
+async def test_a_time_selects_the_newest_seal_up_to_it(database: str) -> None:
     async with harness_on(database) as admin_harness:
         owner, clock = admin_harness.owner, admin_harness.clock
         assert await find_sealed(owner, NOON) is None
@@ -177,7 +177,7 @@ async def test_a_time_names_the_newest_seal_up_to_it_and_a_later_one_none(databa
         assert [shown.number for shown in await read_seals(owner, 2, 10)] == [1]
 
 
-async def test_books_that_nobody_touched_are_intact_while_they_are_written(database: str) -> None:
+async def test_an_honest_ledger_is_intact_while_it_is_written(database: str) -> None:
     async with harness_on(database) as admin_harness:
         admin = await admin_harness.caller("admin")
         limits = {

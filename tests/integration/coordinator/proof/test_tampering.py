@@ -1,6 +1,6 @@
 """Each way of tampering with what finance reads is found and named at its place, and an honest history is intact.
 
-A case is the SQL of somebody who owns the database and has switched triggers and constraints off.
+A case is the SQL of an owner of the database who has switched triggers and constraints off.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.anyio
 class Case(NamedTuple):
     sql: str
     kind: FaultKind
-    # Where it is found: only what is not None is compared.
+    # The place of the finding; only fields that are not None are compared.
     table: str | None = None
     key: str | None = None
     seal: int | None = None
@@ -137,7 +137,7 @@ SOMEBODY = "00000000-0000-0000-0000-00000000000a"
 
 
 def adjustment(change: str, document: str = CREDIT, seal: int = 2) -> Case:
-    """Change one adjustment; the entry that tells of it is in a seal."""
+    """Change one adjustment, whose audit entry is sealed."""
     sql = f"UPDATE adjustment SET {change} WHERE document = '{document}'"
     key = f"SELECT id::text FROM adjustment WHERE document = '{document}'"
     return Case(sql, FaultKind.ADJUSTMENT_CHANGED, table="adjustment", key=key, seal=seal)
@@ -334,8 +334,8 @@ async def test_tampering_is_found_and_named_at_its_place(history: str, case: Cas
     assert is_at(found.fault, case), found.fault
 
 
-async def test_only_a_kept_seal_shows_what_was_cut_off_and_edited(history: str) -> None:
-    """The last two seals are deleted; then nothing seals the entry and the adjustment that are edited alike."""
+async def test_only_a_kept_seal_shows_edits_above_the_last_seal(history: str) -> None:
+    """The last two seals are deleted; then no seal covers the entry and the adjustment, which are edited alike."""
     async with forging(history) as forger:
         kept = await forger.fetchrow(
             "SELECT number, encode(hash, 'hex') AS hash FROM seal ORDER BY number DESC LIMIT 1"
@@ -348,14 +348,14 @@ async def test_only_a_kept_seal_shows_what_was_cut_off_and_edited(history: str) 
         await forger.execute(f"{cut};{edit}")
         alone = await verify(forger, IN_DECEMBER)
         compared = await verify(forger, IN_DECEMBER, [KeptSeal(kept["number"], kept["hash"])])
-    # Constraints are down here, so a guard is missing: no row was found.
+    # Constraints are off here, so a guard is missing; no row was found.
     assert alone.fault is not None
     assert alone.fault.kind is FaultKind.GUARD_CHANGED
     assert compared.fault is not None
     assert (compared.fault.kind, compared.fault.seal) == (FaultKind.KEPT_SEAL_MISSING, kept["number"])
 
 
-async def test_decisions_that_are_made_while_it_verifies_are_no_tampering(database: str) -> None:
+async def test_decisions_during_a_verification_are_not_tampering(database: str) -> None:
     """Each verification sees one moment, in which each row and its entry are both there, or neither is."""
     async with harness_on(database) as admin_harness:
         who = {scope: await admin_harness.caller(scope) for scope in ("admin", "adjust:propose", "adjust:approve")}

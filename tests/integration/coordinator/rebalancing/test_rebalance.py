@@ -1,4 +1,4 @@
-"""Units that people bring from region to region: planned, recalled, returned, regranted, and stopped at each step."""
+"""People move units from region to region: planned, recalled, returned, granted again, and stopped at each step."""
 
 import asyncio
 from typing import Any
@@ -44,7 +44,7 @@ MOVE = {"mode": "move", "quota": EXPORTS, "from": "us-east", "to": "ap-south", "
 
 
 class Ops:
-    """Somebody who moves allowances."""
+    """An operator who moves allowances."""
 
     def __init__(self, agent_harness: AgentHarness, client: httpx.AsyncClient) -> None:
         self.agent_harness, self.client = agent_harness, client
@@ -66,7 +66,7 @@ class Ops:
         return begun
 
     async def follows(self, id_: str) -> dict[str, Any]:
-        """As any coordinator does every second."""
+        """Advance rebalances, as any coordinator does every second."""
         async with connected(restricted(self.agent_harness.url)) as connection, connection.transaction():
             await follow(connection, Documents(), UUID(id_), self.agent_harness.clock.now())
         return await self.sees(id_)
@@ -90,14 +90,14 @@ class Ops:
 
 @pytest.fixture
 async def ops(agent_harness: AgentHarness) -> Ops:
-    """What coordinators do by themselves is done here when the test says so."""
+    """Stop background jobs, which the test runs itself."""
     await put_off(agent_harness.owner, "follow_rebalances")
     return Ops(agent_harness, await agent_harness.client("alloc:write", "quota:read"))
 
 
 @pytest.fixture
 async def east(agent_harness: AgentHarness) -> Agent:
-    """It holds half of the limit, and has spent 50."""
+    """A region that holds half of the limit, and has spent 50."""
     east = await agent_harness.agent("us-east")
     await east.say(1, demands=[want(waiting=500)])
     await east.say(2, lease(granted=500, consumed=50))
@@ -131,7 +131,7 @@ async def test_a_plan_shows_before_and_after_and_changes_nothing(
     assert (await agent_harness.pool())["open_moves"] == 0
 
 
-async def test_units_go_from_one_region_to_another_and_nobody_else_gets_them(
+async def test_units_go_from_one_region_to_another_and_to_no_other(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
     west = await agent_harness.agent("eu-west")
@@ -146,9 +146,9 @@ async def test_units_go_from_one_region_to_another_and_nobody_else_gets_them(
         assert Signal(kind="fetch", quota=EXPORTS) in (await south_hears.take(10) or ())
     assert progress(await ops.sees(begun["id"])) == ("running", 300, 290, 0)
     await west.say(1, demands=[want(waiting=1000)])
-    assert (await agent_harness.lease(west))["granted"] == 490  # all but what is on its way
+    assert (await agent_harness.lease(west))["granted"] == 490  # all but the units in transit
     refused = leased(await west.say(2, lease(granted=490, consumed=490), demands=[want(waiting=5)]))
-    assert (refused.granted, refused.refusal) == (490, None)  # others hold idle ones, which are asked for
+    assert (refused.granted, refused.refusal) == (490, None)  # other regions hold idle units, which are recalled
     assert (await ops.allocation())["in_transit"] == 290
     assert leased(await south.say(2, demands=[want()])).granted == 300
     found = await ops.follows(begun["id"])
@@ -161,7 +161,7 @@ async def test_units_go_from_one_region_to_another_and_nobody_else_gets_them(
     assert (await agent_harness.pool())["open_moves"] == 0
 
 
-async def test_of_a_plan_that_cannot_be_met_the_part_that_can_is_done(
+async def test_a_plan_that_cannot_be_met_is_done_in_part(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
     planned = await ops.plans(EAST_TO_SOUTH | {"units": 800})
@@ -202,7 +202,7 @@ async def test_cancelled_at_any_step_nothing_is_lost(
     assert (await agent_harness.pool())["open_moves"] == 0
 
 
-async def test_with_the_same_key_it_begins_once(
+async def test_a_rebalance_with_the_same_key_begins_once(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
     headers = {"Idempotency-Key": "at three"}
@@ -213,7 +213,7 @@ async def test_with_the_same_key_it_begins_once(
     assert other.status_code == 422
 
 
-async def test_an_attempt_whose_answer_was_not_kept_is_made_again_and_begins_nothing(
+async def test_a_repeated_attempt_without_a_stored_response_begins_nothing(
     agent_harness: AgentHarness, east: Agent, south: Agent
 ) -> None:
     asked = MoveUnits.model_validate(MOVE)
@@ -227,7 +227,7 @@ async def test_an_attempt_whose_answer_was_not_kept_is_made_again_and_begins_not
     assert await agent_harness.one("SELECT count(*) FROM rebalance_move") == 1
 
 
-async def test_of_two_operators_the_second_is_told_what_changed(
+async def test_the_second_of_two_operators_gets_the_changes(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
     answer = await ops.asks(EAST_TO_SOUTH | {"dry_run": True})
@@ -240,7 +240,7 @@ async def test_of_two_operators_the_second_is_told_what_changed(
     busy = await ops.asks(EAST_TO_SOUTH)
     assert (busy.status_code, busy.json()["rebalance"]) == (409, begun["id"])
     again = await ops.asks(EAST_TO_SOUTH, **{"If-Match": f'"rebalance-{begun["version"]}"'})
-    assert again.status_code == 409  # it knows of the other, which runs all the same
+    assert again.status_code == 409  # its plan includes the other, which still runs
 
 
 async def test_two_operators_at_once_never_begin_both(
@@ -251,10 +251,10 @@ async def test_two_operators_at_once_never_begin_both(
     assert await agent_harness.one("SELECT sum(units) FROM rebalance_move") == 300
 
 
-async def test_what_was_planned_on_is_compared_when_ones_turn_comes(
+async def test_the_basis_of_a_plan_is_compared_under_the_lock(
     agent_harness: AgentHarness, east: Agent, south: Agent
 ) -> None:
-    """Both have seen that nobody began anything."""
+    """Both operators have seen that no rebalance was running."""
 
     def begins(number: int, region: str) -> Step[Any]:
         asked = Weigh(mode="weigh", quota=EXPORTS, settings={region: RegionSettingPatch(weight=2)})
@@ -292,7 +292,7 @@ async def test_everything_is_in_the_audit(agent_harness: AgentHarness, ops: Ops,
         ({"region": "us-east"}, ("region", "unknown")),
     ],
 )
-async def test_what_makes_no_sense_is_refused_by_name(
+async def test_invalid_rebalances_are_refused_by_name(
     ops: Ops, east: Agent, south: Agent, wish: dict[str, Any], fault: tuple[str, str]
 ) -> None:
     answer = await ops.asks(EAST_TO_SOUTH | wish)
@@ -301,16 +301,16 @@ async def test_what_makes_no_sense_is_refused_by_name(
     assert (found["field"], found["rule"]) == fault
 
 
-async def test_an_allowance_that_nobody_has_is_not_found(ops: Ops, east: Agent, south: Agent) -> None:
+async def test_an_unknown_allowance_is_not_found(ops: Ops, east: Agent, south: Agent) -> None:
     assert (await ops.asks(EAST_TO_SOUTH | {"quota": "exports:tenant=nobody"})).status_code == 404
     assert (await ops.client.get("/v1/rebalances/nonsense")).status_code == 404
     assert (await ops.client.post(f"/v1/rebalances/{UUID(int=7)}:cancel", json={})).status_code == 404
 
 
-# --- what goes wrong --------------------------------------------------------------------------------------------------
+# --- failures ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_region_that_is_not_heard_is_waited_for_and_shown(
+async def test_a_silent_region_is_waited_for_and_shown(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
     begun = await ops.begins(EAST_TO_SOUTH)
@@ -337,7 +337,7 @@ async def test_a_target_that_is_drained_gets_nothing_and_the_units_are_free(
     assert leased(await west.say(1, demands=[want(waiting=1000)])).granted == 590
 
 
-async def test_what_the_end_of_the_period_finds_on_its_way_is_ended(
+async def test_a_rebalance_ends_with_its_period(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
     begun = await ops.begins(EAST_TO_SOUTH)
@@ -349,7 +349,7 @@ async def test_what_the_end_of_the_period_finds_on_its_way_is_ended(
 async def test_a_close_and_a_rebalance_at_the_same_moment(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
-    """The close comes first, and the rebalance finds the period closed; its row is not touched any more."""
+    """The close comes first, and the rebalance finds the period closed; its row is not changed any more."""
     begun = await ops.begins(EAST_TO_SOUTH)
     for agent, used in ((east, 450), (south, 10)):
         total = 500 if agent is east else 10
@@ -364,7 +364,7 @@ async def test_a_close_and_a_rebalance_at_the_same_moment(
     assert (await ops.sees(begun["id"]))["reason"] == "period_over"
 
 
-async def test_a_beginning_that_meets_an_exchange_is_decided_on_what_that_left(
+async def test_a_rebalance_that_begins_during_an_exchange_waits_for_it(
     agent_harness: AgentHarness, east: Agent, south: Agent
 ) -> None:
     asked = MoveUnits.model_validate(MOVE)
@@ -376,10 +376,10 @@ async def test_a_beginning_that_meets_an_exchange_is_decided_on_what_that_left(
     assert isinstance(refused, NothingToMove)
 
 
-async def test_an_exchange_that_meets_a_beginning_waits_and_is_counted(
+async def test_an_exchange_during_the_beginning_of_a_rebalance_waits_and_counts(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
-    """It is decided on what the pool is by then: so what it brings back is the target's."""
+    """The exchange is decided on the new state of the pool, so the units that it returns are the target's."""
     asked = MoveUnits.model_validate(MOVE)
     wish = RebalanceRequest(UUID(int=5), asked, Actor("somebody"), lambda _: True)
 
@@ -402,7 +402,7 @@ def weighing(**settings: Any) -> dict[str, Any]:
     }
 
 
-async def test_what_is_set_is_shown_counts_at_once_and_can_be_taken_back(
+async def test_a_setting_is_shown_applies_at_once_and_can_be_removed(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
     wish = weighing(ap_south={"pin": 200}, us_east={"weight": 3, "ceiling": 600})
@@ -426,7 +426,7 @@ async def test_what_is_set_is_shown_counts_at_once_and_can_be_taken_back(
     assert await agent_harness.one("SELECT count(*) FROM region_setting") == 1
 
 
-async def test_what_is_above_a_new_ceiling_comes_back(
+async def test_units_above_a_new_ceiling_are_returned(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
     with agent_harness.hub.subscribe("us-east") as hears:
@@ -438,7 +438,7 @@ async def test_what_is_above_a_new_ceiling_comes_back(
     assert (await agent_harness.pool())["unallocated"] == 890
 
 
-async def test_a_floor_is_filled_from_idle_units_where_nobody_else_holds_them(
+async def test_a_floor_is_filled_from_idle_units_of_other_regions(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
     west = await agent_harness.agent("eu-west")
@@ -462,7 +462,7 @@ async def test_a_floor_is_filled_from_idle_units_where_nobody_else_holds_them(
         ({"us_east": {"wieght": 1}}, ("settings.us-east.wieght", "unknown")),
     ],
 )
-async def test_a_setting_that_makes_no_sense_is_refused_by_name(
+async def test_an_invalid_setting_is_refused_by_name(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent, settings: dict[str, Any], fault: tuple[str, str]
 ) -> None:
     answer = await ops.asks(weighing(**settings))
@@ -481,7 +481,7 @@ async def test_a_rate_has_weights_floors_and_ceilings_too(agent_harness: AgentHa
 # --- evening out, draining, restoring ---------------------------------------------------------------------------------
 
 
-async def test_idle_units_go_to_where_the_demand_is(
+async def test_idle_units_go_to_the_region_with_demand(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
     await south.say(2, lease(granted=10), demands=[want(demand_milli=20_000)])
@@ -517,7 +517,7 @@ async def test_a_region_is_drained_and_restored(
     )
 
 
-async def test_a_drain_of_a_region_that_is_silent_ends_when_its_lease_has_run_out(
+async def test_a_drain_of_a_silent_region_ends_when_its_lease_has_expired(
     agent_harness: AgentHarness, ops: Ops, east: Agent
 ) -> None:
     begun = await ops.begins({"mode": "drain", "region": "us-east"})
@@ -529,7 +529,7 @@ async def test_a_drain_of_a_region_that_is_silent_ends_when_its_lease_has_run_ou
 
 
 @pytest.mark.parametrize("mode", ["cancel", "restore"])
-async def test_a_drain_is_stopped_and_the_region_is_granted_to(
+async def test_after_a_stopped_drain_the_region_is_granted_to(
     agent_harness: AgentHarness, ops: Ops, east: Agent, mode: str
 ) -> None:
     begun = await ops.begins({"mode": "drain", "region": "us-east"})
@@ -541,10 +541,12 @@ async def test_a_drain_is_stopped_and_the_region_is_granted_to(
     assert (await ops.client.get("/v1/regions/us-east")).json()["status"] == "active"
 
 
-# --- who holds what ---------------------------------------------------------------------------------------------------
+# --- allocations ------------------------------------------------------------------------------------------------------
 
 
-async def test_who_holds_what(agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent) -> None:
+async def test_allocations_show_what_each_region_holds(
+    agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
+) -> None:
     assert (await ops.client.get("/v1/allocations", params={"quota": "nothing"})).json()["data"] == []
     await east.say(3, lease(granted=500, consumed=60, units=10), demands=[want(demand_milli=10_000)])
     found = await ops.allocation()
@@ -564,7 +566,7 @@ async def test_who_holds_what(agent_harness: AgentHarness, ops: Ops, east: Agent
     assert list(only["regions"]) == ["ap-south"]
 
 
-async def test_what_has_not_changed_is_not_sent_again(ops: Ops, east: Agent) -> None:
+async def test_unchanged_allocations_are_not_sent_again(ops: Ops, east: Agent) -> None:
     first = await ops.client.get("/v1/allocations")
     again = await ops.client.get("/v1/allocations", headers={"If-None-Match": first.headers["ETag"]})
     assert (again.status_code, again.content) == (304, b"")
@@ -573,7 +575,7 @@ async def test_what_has_not_changed_is_not_sent_again(ops: Ops, east: Agent) -> 
     assert changed.status_code == 200
 
 
-async def test_page_by_page_and_what_is_over_only_when_asked_for(
+async def test_allocations_are_paged_and_ended_periods_shown_on_request(
     agent_harness: AgentHarness, ops: Ops, east: Agent
 ) -> None:
     for seq, tenant in enumerate("abc", 1):
@@ -596,7 +598,7 @@ async def test_page_by_page_and_what_is_over_only_when_asked_for(
 
 
 @pytest.mark.parametrize(("scopes", "status"), [(("quota:read",), 403), (("alloc:write",), 422), ((), 401)])
-async def test_who_may(agent_harness: AgentHarness, scopes: tuple[str, ...], status: int) -> None:
+async def test_scopes_of_rebalances(agent_harness: AgentHarness, scopes: tuple[str, ...], status: int) -> None:
     client = await agent_harness.client(*scopes)
     assert (await client.post("/v1/rebalances", json={})).status_code == status
     assert (await client.get("/v1/allocations")).status_code == (

@@ -1,4 +1,4 @@
-"""Rates that are shared by demand, as agents ask for them: who gets what, what is refused, and what is remembered."""
+"""Agents get shares of a rate by demand; the replies, refusals and stored rows are right."""
 
 import asyncio
 from typing import Any
@@ -25,7 +25,7 @@ async def shares(agent: Agent, *rates: Any) -> SharesResponse:
 
 
 async def say(agent: Agent, demand: int, told: RateShare | None = None, quota: str = API, **other: int) -> RateShare:
-    """It wants so many a second, and has what it was told."""
+    """Report a demand of so many a second, with the share of the last reply."""
     report = {"quota": quota, "demand_micro": demand * 1_000_000, "number": 0, "rate_micro": SAFE}
     if told is not None:
         report |= {"number": told.number, "rate_micro": told.rate_micro}
@@ -43,7 +43,7 @@ async def agents(agent_harness: AgentHarness) -> list[Agent]:
     return [await agent_harness.agent(name) for name in ("us-east", "eu-west", "ap-south")]
 
 
-async def test_what_others_do_not_want_is_lent_once_they_have_given_it_up(
+async def test_unused_shares_are_lent_once_their_regions_gave_them_up(
     agent_harness: AgentHarness, agents: list[Agent]
 ) -> None:
     await limit(agent_harness, sharing="strict")
@@ -59,17 +59,17 @@ async def test_what_others_do_not_want_is_lent_once_they_have_given_it_up(
     assert (more.after_micro, more.expires_in_ms) == (SAFE, REFRESHES * 2_000)
 
 
-async def test_adaptive_gives_at_once_and_asks_the_others(agent_harness: AgentHarness, agents: list[Agent]) -> None:
+async def test_adaptive_grants_at_once_and_signals_the_others(agent_harness: AgentHarness, agents: list[Agent]) -> None:
     with agent_harness.hub.subscribe("eu-west") as heard:
         given = await say(agents[0], 90)
-        # Who has said nothing wants less than half of its base share: it would have spoken.
+        # A silent region wants less than half of its base share, or it would have reported.
         assert (given.rate_micro, given.expires_in_ms) == (66_666_668, 1_000)
         while not (signals := await heard.take(10)):
             pass
     assert [(signal.kind, signal.quota) for signal in signals] == [("rate", API)]
 
 
-async def test_under_its_safe_share_nobody_is_asked(agent_harness: AgentHarness, agents: list[Agent]) -> None:
+async def test_below_the_safe_share_no_region_is_signalled(agent_harness: AgentHarness, agents: list[Agent]) -> None:
     given = await say(agents[0], 20)
     assert (given.rate_micro, given.contended, given.refresh_in_ms) == (
         SAFE + 1,
@@ -79,10 +79,10 @@ async def test_under_its_safe_share_nobody_is_asked(agent_harness: AgentHarness,
     assert not given.contended
 
 
-async def test_two_that_ask_at_once_never_get_more_than_there_is(
+async def test_two_parallel_reports_never_get_more_than_the_limit(
     agent_harness: AgentHarness, agents: list[Agent]
 ) -> None:
-    """The row is locked: whoever comes second knows what the first was given, at whichever coordinator."""
+    """The row is locked, so the second report sees the first one's share, at any coordinator."""
     await limit(agent_harness, sharing="strict")
     told: list[RateShare | None] = [None] * len(agents)
     for demands in ([90, 0, 0], [90, 0, 0], [90, 90, 0], [0, 90, 90], [50, 50, 50], [90, 0, 90]) * 3:
@@ -90,13 +90,11 @@ async def test_two_that_ask_at_once_never_get_more_than_there_is(
         held = await agent_harness.one("SELECT count(*) FROM shared_limit")
         assert held == 1
         agent_harness.clock.move(seconds=1)
-    # What each was told last and what it had before: the greater of them may be in force.
+    # The last and the previous share of each region, the greater of which may be in force.
     assert sum(share.rate_micro for share in told if share) <= 100_000_000
 
 
-async def test_whoever_asks_while_another_is_answered_knows_what_that_one_was_given(
-    agent_harness: AgentHarness, agents: list[Agent]
-) -> None:
+async def test_a_report_sees_the_share_of_a_concurrent_reply(agent_harness: AgentHarness, agents: list[Agent]) -> None:
     await limit(agent_harness, sharing="strict")
     told = [await say(agent, demand) for agent, demand in zip(agents, (90, 1, 1), strict=True)]
     told = [told[0], *[await say(agent, 1, lent) for agent, lent in zip(agents[1:], told[1:], strict=True)]]
@@ -113,7 +111,7 @@ async def test_whoever_asks_while_another_is_answered_knows_what_that_one_was_gi
     assert SAFE < given[0] <= sum(given) <= 100_000_000, given
 
 
-async def test_what_was_lost_lets_nobody_grow_until_all_have_spoken(
+async def test_after_data_loss_no_share_grows_until_all_regions_have_reported(
     agent_harness: AgentHarness, agents: list[Agent]
 ) -> None:
     await limit(agent_harness, sharing="strict")
@@ -126,14 +124,14 @@ async def test_what_was_lost_lets_nobody_grow_until_all_have_spoken(
     assert (await say(agents[0], 90, number=5, rate_micro=10_000_000)).rate_micro == SAFE
 
 
-async def test_what_nobody_speaks_of_is_forgotten(agent_harness: AgentHarness, agents: list[Agent]) -> None:
+async def test_rates_without_reports_are_forgotten(agent_harness: AgentHarness, agents: list[Agent]) -> None:
     await say(agents[0], 90)
     assert await delete_idle_shares(agent_harness.owner, agent_harness.clock.now()) == 0
     agent_harness.clock.move(seconds=3 * KEPT_MS // 1000 + 1)
     assert await delete_idle_shares(agent_harness.owner, agent_harness.clock.now()) == 1
 
 
-async def test_a_region_that_is_not_active_has_none(agent_harness: AgentHarness, agents: list[Agent]) -> None:
+async def test_an_inactive_region_has_no_share(agent_harness: AgentHarness, agents: list[Agent]) -> None:
     await agent_harness.drain("us-east")
     assert (await say(agents[0], 90)).rate_micro == 0
     assert (await say(agents[1], 20)).rate_micro >= 33_333_333
@@ -147,7 +145,7 @@ async def test_a_region_that_is_not_active_has_none(agent_harness: AgentHarness,
         ("windows:tenant=acme", GrantRefusal.NOT_LEASED),
     ],
 )
-async def test_what_is_not_shared_is_refused_by_name(
+async def test_a_quota_that_is_not_shared_is_refused_by_name(
     agent_harness: AgentHarness, agents: list[Agent], quota: str, refusal: GrantRefusal
 ) -> None:
     await agent_harness.limit(
@@ -160,7 +158,7 @@ async def test_what_is_not_shared_is_refused_by_name(
     assert (response.rates, [each.refusal for each in response.refused]) == ([], [refusal])
 
 
-async def test_a_message_that_names_nothing_is_refused_whole(agents: list[Agent]) -> None:
+async def test_a_message_without_quotas_is_refused(agents: list[Agent]) -> None:
     answer = await agents[0].client.post("/v1/regions/us-east/shares", json={})
     assert answer.status_code == 422
     assert [each["field"] for each in answer.json()["invalid_parameters"]] == ["rates"]
@@ -197,12 +195,12 @@ async def metrics(agent: Agent) -> str:
     return (await agent.client.get("/metrics")).text
 
 
-async def test_nobody_speaks_for_another_region(agent_harness: AgentHarness, agents: list[Agent]) -> None:
+async def test_a_token_cannot_report_for_another_region(agent_harness: AgentHarness, agents: list[Agent]) -> None:
     answer = await agents[0].client.post("/v1/regions/eu-west/shares", json={"rates": []})
     assert answer.status_code == 403
 
 
-async def test_the_metrics_tell_the_worst_case_and_what_was_measured(
+async def test_the_metrics_show_the_worst_case_and_measurements(
     agent_harness: AgentHarness, agents: list[Agent]
 ) -> None:
     told = await say(agents[0], 90)
@@ -214,7 +212,7 @@ async def test_the_metrics_tell_the_worst_case_and_what_was_measured(
     assert 0 < float(measured.split()[1]) <= 100
 
 
-# --- what ops see of it -----------------------------------------------------------------------------------------------
+# --- for operators ----------------------------------------------------------------------------------------------------
 
 
 async def rates(agent_harness: AgentHarness, kind: str = "rates", **query: Any) -> Any:
@@ -238,7 +236,7 @@ async def test_operators_see_shares_overshoot_and_the_worst_case(
     assert (await rates(agent_harness))["data"][0]["overshoot_milli"] <= 100_000, "whoever falls silent"
 
 
-async def test_strictly_nothing_is_ever_more_than_the_limit(agent_harness: AgentHarness, agents: list[Agent]) -> None:
+async def test_strict_shares_never_exceed_the_limit(agent_harness: AgentHarness, agents: list[Agent]) -> None:
     await limit(agent_harness, sharing="strict")
     for agent in agents:
         await say(agent, 90)
@@ -272,9 +270,7 @@ async def test_rates_are_found_by_tenant_and_shown_of_one_region(
     assert [each["quota"] for each in (await rates(agent_harness, tenant="acme,"))["data"]] == [keys[1]]
 
 
-async def test_a_region_hears_the_worst_case_and_what_was_measured(
-    agent_harness: AgentHarness, agents: list[Agent]
-) -> None:
+async def test_a_reply_has_the_worst_case_and_measurements(agent_harness: AgentHarness, agents: list[Agent]) -> None:
     told = await say(agents[0], 90)
     assert (told.bound_milli, told.overshoot_milli) == (100_000, 0)
     agent_harness.clock.move(seconds=0.5)
@@ -297,7 +293,7 @@ async def limit_slots(agent_harness: AgentHarness, **reports: Any) -> None:
 
 
 async def say_slots(agent: Agent, wanted: int, told: SlotShare | None = None, **other: int) -> SlotShare:
-    """It wants so many, and may have as many in use as it was told."""
+    """Report a demand of so many slots, with the slots of the last reply in use."""
     report = {"quota": REPORTS, "epoch": agent.epoch, "wanted": wanted, "number": 0, "held": 10}
     if told is not None:
         report |= {"number": told.number, "held": told.units}
@@ -307,7 +303,7 @@ async def say_slots(agent: Agent, wanted: int, told: SlotShare | None = None, **
     return share
 
 
-async def test_slots_are_given_when_others_have_confirmed_that_they_are_free(
+async def test_slots_are_granted_once_others_have_confirmed_them_free(
     agent_harness: AgentHarness, agents: list[Agent]
 ) -> None:
     await limit_slots(agent_harness)
@@ -322,7 +318,7 @@ async def test_slots_are_given_when_others_have_confirmed_that_they_are_free(
     assert (await say_slots(busy, 30, first)).units == 26, "four are in use elsewhere"
 
 
-async def test_of_a_store_that_lost_its_data_all_is_reserved_until_it_ran_out(
+async def test_slots_of_a_store_that_lost_data_are_reserved_until_they_expire(
     agent_harness: AgentHarness, agents: list[Agent]
 ) -> None:
     await limit_slots(agent_harness)
@@ -335,7 +331,9 @@ async def test_of_a_store_that_lost_its_data_all_is_reserved_until_it_ran_out(
     assert (await say_slots(lost, 10, held=0)).units == 10
 
 
-async def test_ops_see_how_many_slots_may_be_in_use_where(agent_harness: AgentHarness, agents: list[Agent]) -> None:
+async def test_operators_see_how_many_slots_each_region_may_use(
+    agent_harness: AgentHarness, agents: list[Agent]
+) -> None:
     await limit_slots(agent_harness)
     busy, idle, _ = agents
     await say_slots(idle, 0)

@@ -1,4 +1,4 @@
-"""The quarantine is listed in pages bounded in bytes, and without what was reported unless that is asked for."""
+"""The quarantine is listed in pages bounded in bytes, without report bodies unless requested."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ ROWS = 12
 
 @pytest.fixture
 async def evidence(agent_harness: AgentHarness, agent: Agent) -> None:
-    """Rows of about a mebibyte each: four of them are as much as a page may have."""
+    """Insert rows of about a mebibyte each, four of which fill a page."""
     await agent.say(1, *(lease(period=f"2031-{month:02}", consumed=1) for month in range(1, ROWS + 1)))
     await agent_harness.owner.execute(
         """UPDATE quarantine SET evidence = evidence || jsonb_build_object(
@@ -34,7 +34,7 @@ async def listed(agent_harness: AgentHarness, query: str) -> list[list[dict[str,
 
 
 @pytest.mark.usefixtures("evidence")
-async def test_a_page_leaves_out_what_was_reported(agent_harness: AgentHarness) -> None:
+async def test_a_page_omits_the_reports(agent_harness: AgentHarness) -> None:
     ((*rows,),) = await listed(agent_harness, "")
     assert [row["period"] for row in rows] == [f"2031-{month:02}" for month in range(1, ROWS + 1)]
     assert {row["evidence"] for row in rows} == {None}
@@ -42,7 +42,7 @@ async def test_a_page_leaves_out_what_was_reported(agent_harness: AgentHarness) 
 
 
 @pytest.mark.usefixtures("evidence")
-async def test_pages_with_what_was_reported_are_bounded_in_bytes(agent_harness: AgentHarness) -> None:
+async def test_pages_with_reports_are_bounded_in_bytes(agent_harness: AgentHarness) -> None:
     pages = await listed(agent_harness, "evidence=true")
     assert [len(page) for page in pages] == [4, 4, 4]
     assert all(sum(len(row["evidence"]["filler"]) for row in page) <= MOST_EVIDENCE_BYTES for page in pages)
@@ -60,7 +60,7 @@ async def test_a_row_that_is_larger_than_a_page_is_a_page_by_itself(agent_harnes
 
 @pytest.mark.usefixtures("evidence")
 @pytest.mark.parametrize(("query", "sizes"), [("page_size=5", [5, 5, 2]), ("page_size=3&evidence=true", [3, 3, 3, 3])])
-async def test_a_page_has_no_more_rows_than_were_asked_for(
+async def test_a_page_has_no_more_rows_than_requested(
     agent_harness: AgentHarness, query: str, sizes: list[int]
 ) -> None:
     assert [len(page) for page in await listed(agent_harness, query)] == sizes

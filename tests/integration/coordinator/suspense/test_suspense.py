@@ -1,4 +1,4 @@
-"""What people make of suspense and quarantine: two of them, and the truth has the last word."""
+"""Two people resolve suspense and quarantine, and late evidence replaces what they assumed."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ async def resolved(agent_harness: AgentHarness, agent: Agent, kind: str, **more:
 async def test_suspense_ends_in_one_of_three_ways(
     agent_harness: AgentHarness, agent: Agent, kind: str, more: dict[str, int], estimated: int, written_off: int
 ) -> None:
-    """And then the region comes back after all: what it says replaces what was assumed."""
+    """The region returns after all, and its report replaces what was assumed."""
     await in_suspense(agent_harness, agent)
     await resolved(agent_harness, agent, kind, **more)
     pool = await agent_harness.pool()
@@ -62,7 +62,7 @@ async def test_suspense_ends_in_one_of_three_ways(
 
 
 @pytest.mark.parametrize("evidence_first", [False, True])
-async def test_evidence_before_and_after_the_approval_ends_alike(
+async def test_evidence_has_the_same_result_before_and_after_the_approval(
     agent_harness: AgentHarness, agent: Agent, evidence_first: bool
 ) -> None:
     await in_suspense(agent_harness, agent)
@@ -76,7 +76,7 @@ async def test_evidence_before_and_after_the_approval_ends_alike(
     assert (mine["consumed"], mine["estimated"], mine["written_off"], mine["suspense"]) == (3, 1, 6, 0)
 
 
-async def test_who_proposes_does_not_approve(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_the_proposer_cannot_approve(agent_harness: AgentHarness, agent: Agent) -> None:
     await in_suspense(agent_harness, agent)
     both = await agent_harness.client("adjust:propose", "adjust:approve")
     resolution = (await both.post("/v1/suspense:propose", json=proposal(agent, "charge"))).json()
@@ -87,7 +87,7 @@ async def test_who_proposes_does_not_approve(agent_harness: AgentHarness, agent:
     assert (await agent_harness.pool())["suspense"] == 10
 
 
-async def test_approving_twice_is_approving_once(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_a_second_approval_changes_nothing(agent_harness: AgentHarness, agent: Agent) -> None:
     await in_suspense(agent_harness, agent)
     resolution = await proposed(agent_harness, agent, "charge")
     first, again = await approved(agent_harness, resolution), await approved(agent_harness, resolution)
@@ -98,7 +98,7 @@ async def test_approving_twice_is_approving_once(agent_harness: AgentHarness, ag
 
 
 async def test_a_new_proposal_takes_the_place_of_the_open_one(agent_harness: AgentHarness, agent: Agent) -> None:
-    """What is approved is what was read."""
+    """An approval applies to the proposal that was read."""
     await in_suspense(agent_harness, agent)
     old, new = await proposed(agent_harness, agent, "charge"), await proposed(agent_harness, agent, "write_off")
     assert (await approved(agent_harness, old)).status_code == 404
@@ -106,7 +106,7 @@ async def test_a_new_proposal_takes_the_place_of_the_open_one(agent_harness: Age
     assert (await agent_harness.pool())["written_off"] == 10
 
 
-async def test_a_quarantine_ends_with_the_difference_as_one_line_that_names_no_policy(
+async def test_a_quarantine_ends_with_the_difference_as_one_line_without_a_policy(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
     await agent.say(1, demands=[want(waiting=10)])
@@ -127,9 +127,7 @@ async def test_a_quarantine_ends_with_the_difference_as_one_line_that_names_no_p
     assert report.json()["status"] == "balanced"
 
 
-async def test_more_returned_than_there_was_ends_without_anything_to_grant(
-    agent_harness: AgentHarness, agent: Agent
-) -> None:
+async def test_ending_a_quarantine_of_excess_returns_frees_nothing(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent.say(1, demands=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=4, returned=11))
     await resolved(agent_harness, agent, "unattributed")
@@ -138,7 +136,7 @@ async def test_more_returned_than_there_was_ends_without_anything_to_grant(
     assert pool["unallocated"] - pool["overage"] == 996
 
 
-async def test_what_is_refused(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_invalid_resolutions_are_refused(agent_harness: AgentHarness, agent: Agent) -> None:
     await agent.say(1, demands=[want(waiting=10)])
     client = await agent_harness.client("adjust:propose")
     cases = [
@@ -164,7 +162,7 @@ async def test_what_is_refused(agent_harness: AgentHarness, agent: Agent) -> Non
     assert (await approver.post("/v1/suspense/nothing:approve")).status_code == 404
 
 
-async def test_what_waits_for_people_is_listed_page_by_page(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_open_suspense_and_quarantine_are_listed_page_by_page(agent_harness: AgentHarness, agent: Agent) -> None:
     other = await agent_harness.agent("eu-west")
     await other.say(1, demands=[want(waiting=5)])
     await in_suspense(agent_harness, agent)
@@ -187,7 +185,7 @@ async def test_what_waits_for_people_is_listed_page_by_page(agent_harness: Agent
         "TRUNCATE resolution",
     ],
 )
-async def test_what_was_approved_stands_for_the_owner_of_the_database_too(
+async def test_even_the_owner_of_the_database_cannot_change_an_approval(
     agent_harness: AgentHarness, agent: Agent, sql: str
 ) -> None:
     await in_suspense(agent_harness, agent)

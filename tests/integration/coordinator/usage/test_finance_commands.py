@@ -1,4 +1,4 @@
-"""`leasehold usage`, `statement` and `export`, and the guide to closing a month, as somebody in finance types them."""
+"""`leasehold usage`, `statement` and `export` work for finance, and so does the guide to closing a month."""
 
 import asyncio
 import csv
@@ -33,7 +33,7 @@ async def typed(admin_harness: AdminHarness, region: Region) -> AsyncIterator[Ty
     token = (await issue_token(admin_harness.owner, ["admin"], "", admin_harness.clock.now())).token
     coordinator = admin_harness.transport.app
     assert isinstance(coordinator, FastAPI)
-    with capture_logs():  # a command's output is this process's, and so is the coordinator's
+    with capture_logs():  # command and coordinator share this process's output
         async with served(coordinator) as url:
             environment = {"LEASEHOLD_URL": url, "LEASEHOLD_TOKEN": token, "COLUMNS": "300"}
 
@@ -67,7 +67,7 @@ async def test_usage_is_a_table_json_or_csv(typed: Typed) -> None:
         assert (refused.exit_code, sentence in refused.stderr) == (1, True)
 
 
-async def test_a_statement_is_seen_and_followed_down(typed: Typed) -> None:
+async def test_a_statement_is_shown_and_followed_to_its_reports(typed: Typed) -> None:
     asked = ("statement", DAY, "--tenant", "acme")
     table = (await said(typed, *asked)).splitlines()
     assert table[1].split() == ["1", "usage", "mails", DAY, "eu-west", "10"]
@@ -81,7 +81,7 @@ async def test_a_statement_is_seen_and_followed_down(typed: Typed) -> None:
     assert (await typed("statement", DAY, "--tenant", "nobody")).exit_code == 1
 
 
-async def test_an_export_is_the_file_that_its_manifest_says(typed: Typed, tmp_path: Path) -> None:
+async def test_an_export_is_the_file_of_its_manifest(typed: Typed, tmp_path: Path) -> None:
     file = tmp_path / "usage.csv"
     manifest = json.loads(await said(typed, "export", DAY, "-o", str(file), "--json"))
     assert hashlib.sha256(file.read_bytes()).hexdigest() == manifest["sha256"]
@@ -104,7 +104,7 @@ def steps() -> list[list[str]]:
 async def test_the_guide_closes_a_period(
     admin_harness: AdminHarness, region: Region, typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every step does what it is for, in the order of the guide."""
+    """Each step of the guide works, in the guide's order."""
     monkeypatch.chdir(tmp_path)
     await region.exchange(MAILS, frozen=[region.leases[MAILS, DAY] | {"returned": 7}])
     await sealed(admin_harness)
@@ -121,7 +121,7 @@ async def test_the_guide_closes_a_period(
 
 
 async def _let_time_pass(admin_harness: AdminHarness) -> None:
-    """The grace of a close ends, as it would."""
+    """Let the grace of a close end."""
     while True:
         await asyncio.sleep(0.5)
         admin_harness.clock.move(minutes=1)

@@ -1,4 +1,4 @@
-"""Whether the books agree, and each way in which they can be made not to: by somebody who owns the database."""
+"""Reconciliation finds each way in which an owner of the database can unbalance the ledger."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -39,7 +39,7 @@ async def reconciled(finance: httpx.AsyncClient) -> dict[str, Any]:
 
 
 async def tampered(admin_harness: AdminHarness, *statements: str) -> None:
-    """As the owner, past the triggers. The CHECKs still hold: what is tried here gets by them."""
+    """Change rows as the owner, without triggers. The CHECKs still hold, and the changes satisfy them."""
     async with admin_harness.owner.transaction():
         await admin_harness.owner.execute("SET LOCAL session_replication_role = replica")
         for statement in statements:
@@ -47,7 +47,7 @@ async def tampered(admin_harness: AdminHarness, *statements: str) -> None:
 
 
 @pytest.mark.usefixtures("regions")
-async def test_books_that_agree_are_balanced(admin_harness: AdminHarness, finance: httpx.AsyncClient) -> None:
+async def test_an_honest_ledger_is_balanced(admin_harness: AdminHarness, finance: httpx.AsyncClient) -> None:
     admin_harness.clock.time += timedelta(seconds=90)
     found = await reconciled(finance)
     assert (found["period"], found["status"], found["drift"], found["findings"]) == ("2026-11", "balanced", 0, [])
@@ -82,10 +82,10 @@ async def test_each_account_is_balanced_three_ways(finance: httpx.AsyncClient) -
     assert accounts["funded"] == [1000, 1000, None, None]
 
 
-async def test_a_quarantined_lease_is_seen(
+async def test_a_quarantined_lease_is_reported(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, regions: list[Region]
 ) -> None:
-    """A region whose two counts disagree: its units are in suspense, and the month is not balanced."""
+    """A region's two counts disagree: its units are in suspense, and the month is not balanced."""
     lease = regions[0].leases[ACME, "2026-11"] | {"consumed": 45, "lines": []}
     await regions[0].exchange(ACME, frozen=[lease])
     found = await reconciled(finance)
@@ -94,10 +94,10 @@ async def test_a_quarantined_lease_is_seen(
     assert (found["status"], found["drift"]) == ("drift", 5)
 
 
-async def test_what_a_life_that_is_over_returned_stays_outstanding_and_is_no_fault(
+async def test_returns_of_a_lost_incarnation_stay_outstanding_without_a_fault(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient, regions: list[Region]
 ) -> None:
-    """It may have been spent as well, so it is not booked as returned; nothing is wrong with the books for that."""
+    """They may have been spent as well, so they are not booked as returned; the ledger has no fault because of that."""
     await open_region(admin_harness, admin, "eu-west")
     await regions[0].exchange(ACME, frozen=[regions[0].leases[ACME, "2026-11"] | {"returned": 20, "lines": []}])
     found = await reconciled(finance)
@@ -125,7 +125,7 @@ LAST = f"{IN_EU} AND seq = (SELECT max(seq) FROM report WHERE {IN_EU})"
             2,
         ),
         ([f"UPDATE lease SET region_returned = 1 WHERE {IN_EU}"], "returns", 0),
-        # projections, within what the CHECKs let through
+        # projections, within the CHECKs
         (["UPDATE pool SET funded = funded + 5, unallocated = unallocated + 5"], "projection", 0),
         (["UPDATE pool SET unallocated = unallocated - 5, written_off = written_off + 5"], "projection", 0),
         ([f"UPDATE lease SET granted = granted + 5, outstanding = outstanding + 5 WHERE {IN_EU}"], "projection", 0),
@@ -147,7 +147,7 @@ LAST = f"{IN_EU} AND seq = (SELECT max(seq) FROM report WHERE {IN_EU})"
     ],
 )
 @pytest.mark.usefixtures("regions")
-async def test_whatever_is_changed_behind_the_ledgers_back_is_found(
+async def test_every_change_that_bypasses_the_ledger_is_found(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, statements: list[str], word: str, drift: int
 ) -> None:
     await tampered(admin_harness, *statements)
@@ -160,8 +160,8 @@ async def test_whatever_is_changed_behind_the_ledgers_back_is_found(
 
 
 @pytest.mark.usefixtures("regions")
-async def test_a_lane_that_went_back_is_found(admin_harness: AdminHarness, finance: httpx.AsyncClient) -> None:
-    """The newest report and its lane's last number gone together: the head still tells."""
+async def test_a_truncated_lane_is_found(admin_harness: AdminHarness, finance: httpx.AsyncClient) -> None:
+    """The newest report and its lane's last number are deleted together, but the head still shows it."""
     await tampered(
         admin_harness,
         f"DELETE FROM report WHERE {LAST}",
@@ -203,7 +203,7 @@ async def test_periods_are_listed_and_read(finance: httpx.AsyncClient) -> None:
 
 @pytest.fixture
 async def impatient(database: str) -> AsyncIterator[Connection]:
-    """A session that, like a coordinator's, ends what takes too long: on both its sides."""
+    """Open a session that, like a coordinator's, ends slow statements on both its sides."""
     settings = {"statement_timeout": f"{IMPATIENT_S}s"}
     connection = await asyncpg.connect(database, command_timeout=IMPATIENT_S, server_settings=settings)
     yield connection
@@ -214,7 +214,7 @@ async def impatient(database: str) -> AsyncIterator[Connection]:
 async def test_reading_all_lines_of_a_period_may_take_longer_than_any_other_statement(
     admin_harness: AdminHarness, impatient: Connection
 ) -> None:
-    """Or a month that is large enough can be closed by nobody. Each of the two statements is held up for a while."""
+    """Otherwise a large month could not be closed. Each of the two statements is delayed for a while."""
     for table in ("transfer", "usage_day"):
         async with impatient.transaction(isolation="repeatable_read", readonly=True):
             transaction = admin_harness.owner.transaction()

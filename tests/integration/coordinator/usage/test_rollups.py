@@ -1,4 +1,4 @@
-"""Usage is answered from hours and days, and these are what the transfers add up to, whatever was booked."""
+"""Usage is answered from hourly and daily rollups, which equal the sums of the transfers."""
 
 import random
 from collections import Counter
@@ -56,7 +56,7 @@ class Line(NamedTuple):
 
 
 class RandomBooks:
-    """Reports with usage of any kind, booked by the coordinator's role; and the same beside it, in plain Python."""
+    """Book reports with usage of any kind with the coordinator's role, and count the same in plain Python."""
 
     def __init__(self, connection: Connection, seed: int) -> None:
         self.connection, self.random, self.lines = connection, random.Random(seed), list[Line]()
@@ -102,7 +102,7 @@ class RandomBooks:
             [msgspec.json.encode(each.dimensions).decode() for each in lines],
             [each.charge_period for each in lines],
         )
-        # What is no usage is not rolled up.
+        # Only usage is rolled up.
         await self.connection.execute(
             """INSERT INTO transfer (period, quota, src, dst, units, cause, region, epoch, lane, seq, line,
                    charge_period, recorded_at)
@@ -181,8 +181,8 @@ async def connection(database: str) -> AsyncIterator[Connection]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_every_question_is_answered_as_the_transfers_would(connection: Connection, seed: int) -> None:
-    """Of now, and of an earlier position: from whatever it is read."""
+async def test_every_query_equals_the_sum_of_the_transfers(connection: Connection, seed: int) -> None:
+    """Query as of now and as of an earlier position, from any source."""
     books = RandomBooks(connection, seed)
     await books.open()
     read_from: Counter[StoredUsage] = Counter()
@@ -217,7 +217,7 @@ def utc(*parts: str) -> list[datetime]:
         (utc("1960-01-01", "1960-01-02"), StoredUsage.DAY),
     ],
 )
-def test_the_question_chooses(cuts: Sequence[datetime], kept: StoredUsage) -> None:
+def test_the_query_selects_its_source(cuts: Sequence[datetime], kept: StoredUsage) -> None:
     assert UsageQuestion(list(cuts), [], {}).read_from is kept
 
 
@@ -255,8 +255,8 @@ async def test_a_rollup_that_differs_is_found(
 
 
 @pytest.mark.usefixtures("booked")
-async def test_each_question_reads_what_it_should(admin_harness: AdminHarness, finance: httpx.AsyncClient) -> None:
-    """Told apart by rows that were made different."""
+async def test_each_query_reads_its_source(admin_harness: AdminHarness, finance: httpx.AsyncClient) -> None:
+    """The sources are distinguished by rows that were made different."""
     await admin_harness.owner.execute("UPDATE usage_hour SET units = 1000 WHERE policy = 'export'")
     await admin_harness.owner.execute("UPDATE usage_day SET units = 2000 WHERE policy = 'export'")
     for query, units in {
@@ -272,7 +272,7 @@ async def test_each_question_reads_what_it_should(admin_harness: AdminHarness, f
         assert [row["units"] for row in rows] == [units], query
 
 
-async def test_nobody_but_the_transfers_writes_a_rollup(connection: Connection) -> None:
+async def test_rollups_are_written_by_transfers_only(connection: Connection) -> None:
     for sql in (
         "INSERT INTO usage_day SELECT * FROM usage_hour",
         "UPDATE usage_hour SET units = 1",

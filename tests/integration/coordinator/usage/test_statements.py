@@ -1,4 +1,4 @@
-"""Statements: what is billed, in lines that lead down to the reports, and the same for whoever asks again."""
+"""Statements list what is billed in lines that lead to their reports, and never change for a reader."""
 
 import csv
 import io
@@ -35,7 +35,7 @@ def at(text: str) -> datetime:
 
 @pytest.fixture
 async def region(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> Region:
-    """Ten mails used on the 18th, and seven more leased and never accounted for."""
+    """Use ten mails on the 18th, and lease seven more that are never accounted for."""
     await admin.put("/v1/limits", json=DOCUMENT)
     region = await open_region(admin_harness, admin, "eu-west")
     await region.use(MAILS, DAY, [Used(at("18T09:05"), 4, "mail"), Used(at("18T10:05"), 6, "mail")])
@@ -46,7 +46,7 @@ async def region(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> Regio
 
 
 async def charge(admin_harness: AdminHarness, region: Region) -> None:
-    """Two people bill what the region has not accounted for."""
+    """Let two people bill units that the region has not accounted for."""
     admin_harness.clock.move(minutes=5)
     async with admin_harness.owner.transaction():
         await expire_leases(admin_harness.owner, admin_harness.clock.now())
@@ -86,7 +86,7 @@ def lines(found: dict[str, Any]) -> list[tuple[object, ...]]:
     return [tuple(line[name] for name in names) for line in found["lines"]]
 
 
-async def test_a_statement_from_its_first_line_to_what_came_after_its_close(
+async def test_a_statement_from_its_first_line_to_late_usage(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, region: Region
 ) -> None:
     first = await statement(finance, DAY)
@@ -94,7 +94,7 @@ async def test_a_statement_from_its_first_line_to_what_came_after_its_close(
     assert (first["is_final"], first["billed"], first["unaccounted"], first["root"]) == (False, 10, 7, None)
 
     await charge(admin_harness, region)
-    assert lines(await statement(finance, DAY)) == lines(first)  # nothing is in it that is not sealed
+    assert lines(await statement(finance, DAY)) == lines(first)  # it contains only what is sealed
     await sealed(admin_harness)
     await region.exchange(ACME)
     await sealed(admin_harness)
@@ -118,7 +118,7 @@ async def test_a_statement_from_its_first_line_to_what_came_after_its_close(
     assert (await statement(finance, DAY, f"&as_of={first['as_of']}")) == first
 
 
-async def test_each_line_leads_to_its_reports_and_they_make_it_up(
+async def test_each_line_leads_to_its_reports_which_add_up_to_it(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, region: Region
 ) -> None:
     await region.use(MAILS, DAY, [Used(at("18T11:05"), 2, "mail"), Used(at("18T11:06"), 1, "mail")])
@@ -146,11 +146,11 @@ async def test_each_line_leads_to_its_reports_and_they_make_it_up(
     [_, estimate] = (await statement(finance, DAY))["lines"]
     [source] = (await finance.get(estimate["reports"])).json()["data"]
     assert (source["units"], source["seq"], source["movement_id"] is None) == (7, None, False)
-    # Of the seal before, the same bytes as then.
+    # As of the earlier seal it has the same bytes as then.
     assert (await finance.get(path)).json() == answer
 
 
-async def test_late_reports_change_no_statement_that_was_given(
+async def test_late_reports_change_no_issued_statement(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, region: Region
 ) -> None:
     as_of = (await statement(finance, DAY))["as_of"]
@@ -182,7 +182,7 @@ async def test_a_final_statement_may_be_kept_for_good(
 
 
 class Page(HTMLParser):
-    """What a printed page shows, and the elements that it is made of."""
+    """Return the text of a printed page, and its elements."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -198,10 +198,10 @@ class Page(HTMLParser):
             self.cells.append(data)
 
 
-async def test_it_is_a_spreadsheet_and_a_page_to_print(
+async def test_a_statement_is_a_spreadsheet_and_a_printable_page(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient
 ) -> None:
-    """Also for a tenant whose name would be a formula, or an element."""
+    """This includes a tenant whose name would be a formula, or an element."""
     await admin.put("/v1/limits", json=DOCUMENT)
     region = await open_region(admin_harness, admin, "eu-west")
     tenant = '=HYPERLINK("x")<script>'
@@ -242,7 +242,7 @@ async def test_it_is_a_spreadsheet_and_a_page_to_print(
 
 
 @pytest.mark.usefixtures("region")
-async def test_the_accounts_are_sheets_too(finance: httpx.AsyncClient) -> None:
+async def test_the_trial_balance_is_a_spreadsheet_too(finance: httpx.AsyncClient) -> None:
     for name, first in {"trial-balance": "account", "reconciliation": "quota"}.items():
         found = (await finance.get(f"/v1/periods/{DAY}/{name}")).json()
         rows = list(csv.reader(io.StringIO((await finance.get(f"/v1/periods/{DAY}/{name}?format=csv")).text)))
@@ -253,7 +253,7 @@ async def test_the_accounts_are_sheets_too(finance: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.usefixtures("region")
-async def test_what_is_no_statement_is_refused(finance: httpx.AsyncClient) -> None:
+async def test_invalid_statements_are_refused(finance: httpx.AsyncClient) -> None:
     acme = StatementId(DAY, "acme")
     for path, expected in {
         f"periods/{DAY}/statement": (422, [("tenant", "required")]),
@@ -281,7 +281,7 @@ FROM generate_series($1::int, $2::int) AS n
 async def test_a_statement_of_more_lines_than_are_served_is_refused_and_never_cut(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, region: Region
 ) -> None:
-    """All kinds of lines count together. One is there already."""
+    """Lines of all kinds count together. There is one already."""
     path = f"/v1/statements/{StatementId(DAY, 'acme')}"
     await admin_harness.owner.execute(MANY_USED, 2, MOST_LINES)
     whole = (await finance.get(path)).json()

@@ -1,4 +1,4 @@
-"""What finance gets of usage that regions have reported: every unit once, told apart as asked."""
+"""Finance gets reported usage, every unit once, grouped as requested."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ def at(text: str) -> datetime:
 
 @pytest.fixture
 async def booked(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> dict[str, Region]:
-    """100 units: exports of two tenants and mails of one, from two regions, on the 17th and the 18th."""
+    """Book 100 units: exports of two tenants and mails of one, from two regions, on the 17th and the 18th."""
     await admin.put("/v1/limits", json=DOCUMENT)
     regions = {name: await open_region(admin_harness, admin, name) for name in ("eu-west", "us-east")}
     await regions["eu-west"].use(ACME, "2026-11", [Used(at("17T22:30"), 10), Used(at("17T23:30"), 20)])
@@ -43,7 +43,7 @@ def by(rows: Sequence[dict[str, Any]], *names: str) -> dict[object, int]:
 
 
 @pytest.mark.usefixtures("booked")
-async def test_without_anything_asked_it_is_the_month_in_one_sum(finance: httpx.AsyncClient) -> None:
+async def test_usage_without_parameters_is_the_sum_of_the_month(finance: httpx.AsyncClient) -> None:
     answer = (await finance.get("/v1/usage")).json()
     month = {"from": "2026-11-01T00:00:00Z", "to": "2026-12-01T00:00:00Z"}
     assert answer["data"] == [month | {"dimensions": {}, "units": 100}]
@@ -52,7 +52,7 @@ async def test_without_anything_asked_it_is_the_month_in_one_sum(finance: httpx.
 
 
 @pytest.mark.usefixtures("booked")
-async def test_it_is_told_apart_by_whatever_is_asked(finance: httpx.AsyncClient) -> None:
+async def test_usage_is_grouped_as_requested(finance: httpx.AsyncClient) -> None:
     assert by(await usage(finance, "group_by=region"), "region") == {("eu-west",): 40, ("us-east",): 60}
     assert by(await usage(finance, "group_by=tenant"), "tenant") == {("acme",): 60, ("globex",): 40}
     assert by(await usage(finance, "group_by=quota"), "quota") == {("exports",): 90, ("mails",): 10}
@@ -63,7 +63,7 @@ async def test_it_is_told_apart_by_whatever_is_asked(finance: httpx.AsyncClient)
 
 
 @pytest.mark.usefixtures("booked")
-async def test_it_is_narrowed_to_whatever_is_asked(finance: httpx.AsyncClient) -> None:
+async def test_usage_is_filtered_as_requested(finance: httpx.AsyncClient) -> None:
     async def units(query: str) -> int:
         return sum(row["units"] for row in await usage(finance, query))
 
@@ -103,13 +103,13 @@ async def test_a_range_is_half_open_and_parts_add_up(finance: httpx.AsyncClient)
     ]
 
 
-async def test_where_nothing_was_used_there_is_nothing(finance: httpx.AsyncClient) -> None:
+async def test_a_range_without_usage_is_empty(finance: httpx.AsyncClient) -> None:
     answer = (await finance.get("/v1/usage?granularity=PT1H&group_by=tenant")).json()
     coverage = {"is_known": False, "unaccounted": 0}
     assert answer == {"data": [], "as_of": 0, "coverage": coverage, "page": {"next": None}}
 
 
-async def test_nothing_a_gap_and_a_zero_are_three_things(
+async def test_unknown_quotas_gaps_and_zeros_are_distinguished(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, booked: dict[str, Region]
 ) -> None:
     async def answer(query: str) -> tuple[bool, int, list[int]]:
@@ -117,16 +117,16 @@ async def test_nothing_a_gap_and_a_zero_are_three_things(
         told = found["coverage"]
         return told["is_known"], told["unaccounted"], [row["units"] for row in found["data"]]
 
-    # Nothing: the books have never had it, and so there is no zero either.
+    # Unknown: the ledger never had the quota, so there is no zero either.
     for unknown in ("tenant=nobody", "quota=reports", "from=2025-01-01&to=2025-02-01", "period=2026-10"):
         for zeros in ("", "&zeros=true", "&zeros=true&granularity=P1D&group_by=tenant"):
             assert await answer(unknown + zeros) == (False, 0, [])
-    # A gap: a region holds units, and some of them may be used by now.
+    # A gap: a region holds units, some of which may be used by now.
     await booked["us-east"].exchange(GLOBEX, demands=[{"quota": GLOBEX, "waiting": 7}])
     held = await admin_harness.owner.fetchval("SELECT sum(outstanding) FROM lease WHERE quota = $1", GLOBEX)
     assert await answer("tenant=globex&policy=other") == (True, held, [])
     assert held >= 7
-    # A zero: nothing was used, and nobody holds any of it.
+    # A zero: nothing was used, and no region holds units.
     lease = booked["us-east"].leases[GLOBEX, "2026-11"]
     await booked["us-east"].exchange(GLOBEX, frozen=[lease | {"returned": lease["granted"] - lease["consumed"]}])
     assert await answer("tenant=globex&policy=other") == (True, 0, [])
@@ -138,7 +138,7 @@ async def test_nothing_a_gap_and_a_zero_are_three_things(
     )
 
 
-async def test_what_is_waited_for_is_told_by_what_is_asked(
+async def test_pending_reports_are_named_for_the_query(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, booked: dict[str, Region]
 ) -> None:
     async def unaccounted(query: str) -> int:
@@ -161,7 +161,7 @@ async def test_what_is_waited_for_is_told_by_what_is_asked(
 
 
 @pytest.mark.usefixtures("booked")
-async def test_pieces_without_usage_are_told_if_asked_for(finance: httpx.AsyncClient) -> None:
+async def test_pieces_without_usage_are_returned_on_request(finance: httpx.AsyncClient) -> None:
     rows = await usage(finance, "granularity=P1D&group_by=tenant,region&from=2026-11-17&to=2026-11-19&zeros=true")
     assert [(row["from"][8:10], *row["dimensions"].values(), row["units"]) for row in rows] == [
         ("17", "acme", "eu-west", 30),
@@ -197,14 +197,14 @@ async def test_pages_are_of_one_moment(finance: httpx.AsyncClient, booked: dict[
 
 
 @pytest.mark.usefixtures("booked")
-async def test_a_page_belongs_to_its_question(finance: httpx.AsyncClient) -> None:
+async def test_a_page_belongs_to_its_query(finance: httpx.AsyncClient) -> None:
     after = (await finance.get("/v1/usage?group_by=tenant&page_size=1")).json()["page"]["next"]
     for other in ("group_by=region", "group_by=tenant&tenant=acme", "group_by=tenant&granularity=P1D"):
         answer = await finance.get(f"/v1/usage?{other}&page_after={after}")
         assert problem(answer) == (422, [("page_after", "question")])
 
 
-async def test_an_answer_that_is_known_is_not_sent_again(finance: httpx.AsyncClient, booked: dict[str, Region]) -> None:
+async def test_an_unchanged_answer_is_not_sent_again(finance: httpx.AsyncClient, booked: dict[str, Region]) -> None:
     first = await finance.get("/v1/usage")
     known = {"If-None-Match": first.headers["ETag"]}
     again = await finance.get("/v1/usage", headers=known)
@@ -213,7 +213,7 @@ async def test_an_answer_that_is_known_is_not_sent_again(finance: httpx.AsyncCli
     assert (await finance.get("/v1/usage", headers=known)).status_code == 200
 
 
-async def test_every_fault_of_a_question_is_named(finance: httpx.AsyncClient) -> None:
+async def test_every_fault_of_a_query_is_named(finance: httpx.AsyncClient) -> None:
     for query, expected in {
         "from=yesterday": [("from", "format")],
         "to=2026-11-18T10:00:00": [("to", "format")],

@@ -1,4 +1,4 @@
-"""Units of many pools add up to more than 2^63: everything that sums them still answers, to the unit."""
+"""Units of many pools add up to more than 2^63, and every sum of them is still exact."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -46,7 +46,7 @@ async def admin_harness(database: str) -> AsyncIterator[AdminHarness]:
 
 @pytest.fixture
 async def region(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> Region:
-    """A region whose agent booked the largest adjustment there is for each of very many tenants."""
+    """A region whose agent booked the largest possible adjustment for each of very many tenants."""
     await admin.put("/v1/limits", json=DOCUMENT)
     region = await open_region(admin_harness, admin, "eu-west")
     lanes: dict[int, list[Any]] = {}

@@ -1,4 +1,4 @@
-"""What is told to whom: with a receiver that takes it, fails, hangs, is down, or wants no more."""
+"""Webhook events are delivered to receivers that accept, fail, hang, are down, or have gone."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ GUIDE = Path(__file__).parents[4] / "docs/guides/webhooks.md"
 
 
 class Receiver:
-    """A real server on this machine that answers as it is told to."""
+    """A real server on this machine that answers as the test sets."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -93,7 +93,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 @pytest.fixture
 async def outbox(admin_harness: AdminHarness, database: str) -> AsyncIterator[Database]:
-    """The coordinator's own loop rests: tests tell when they say so."""
+    """Stop the coordinator's own delivery, so that only tests deliver."""
     await put_off(admin_harness.owner, "deliver_webhooks")
     async with open_database(restricted(database), 4) as opened:
         yield opened
@@ -115,7 +115,7 @@ async def registered(admin: httpx.AsyncClient, url: str, *events: str) -> dict[s
 async def told(admin_harness: AdminHarness, outbox: Database, timeout_s: float = 5) -> int:
     addresses = await outbox.read(
         lambda c: c.fetchval("SELECT addresses FROM installation")
-    )  # if it is registered by now
+    )  # if the webhook is registered by now
     return await deliver_webhooks(outbox, admin_harness.clock, frozenset(addresses or ["here"]), timeout_s)
 
 
@@ -124,7 +124,7 @@ async def state(admin: httpx.AsyncClient, made: dict[str, Any]) -> tuple[int, in
     return found["waiting"], found["dead"]
 
 
-async def test_what_happened_is_told_signed_and_once(
+async def test_an_event_is_delivered_signed_and_once(
     admin_harness: AdminHarness, outbox: Database, admin: httpx.AsyncClient, people: People, receiver: Receiver
 ) -> None:
     made = await registered(admin, receiver.url)
@@ -143,7 +143,7 @@ async def test_what_happened_is_told_signed_and_once(
 
 
 def is_genuine(secret: str, headers: dict[str, str], body: bytes, now: datetime) -> bool:
-    """By the guide's own script, which knows nothing of ours."""
+    """Verify a delivery by the guide's own script, which uses nothing of ours."""
     (script,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     names = ("webhook-id", "webhook-timestamp", "webhook-signature")
     words = [secret, *(headers[name] for name in names), str(int(now.timestamp()))]
@@ -161,7 +161,7 @@ def verify(secret: str, headers: dict[str, str], body: bytes) -> None:
     assert signature in headers["webhook-signature"].split()
 
 
-async def test_a_new_secret_signs_beside_the_old_one_for_a_day(
+async def test_a_new_and_the_old_secret_both_sign_for_a_day(
     admin_harness: AdminHarness, outbox: Database, admin: httpx.AsyncClient, people: People, receiver: Receiver
 ) -> None:
     old = await registered(admin, receiver.url)
@@ -180,7 +180,7 @@ async def test_a_new_secret_signs_beside_the_old_one_for_a_day(
 
 
 @pytest.mark.parametrize("how", ["fails", "redirects", "hangs", "is down"])
-async def test_what_is_not_taken_is_told_again_later(
+async def test_a_failed_delivery_is_retried_later(
     admin_harness: AdminHarness,
     outbox: Database,
     admin: httpx.AsyncClient,
@@ -194,7 +194,7 @@ async def test_what_is_not_taken_is_told_again_later(
     if how == "is down":
         await receiver.stop()
     assert await told(admin_harness, outbox, 0.5) == 1
-    assert await told(admin_harness, outbox, 0.5) == 0  # it rests
+    assert await told(admin_harness, outbox, 0.5) == 0  # it pauses
     assert await state(admin, made) == (1, 0)
     listed = (await admin.get(f"/v1/webhooks/{made['id']}/deliveries")).json()["data"]
     assert [(each["attempts"], bool(each["status"] or each["error"])) for each in listed] == [(1, True)]
@@ -207,7 +207,7 @@ async def test_what_is_not_taken_is_told_again_later(
     assert len(set(receiver.ids)) == 1
 
 
-async def test_what_is_never_taken_is_a_dead_letter_that_people_replay(
+async def test_an_event_never_accepted_is_a_dead_letter_that_people_replay(
     admin_harness: AdminHarness, outbox: Database, admin: httpx.AsyncClient, people: People, receiver: Receiver
 ) -> None:
     made = await registered(admin, receiver.url)
@@ -226,7 +226,7 @@ async def test_what_is_never_taken_is_a_dead_letter_that_people_replay(
     assert (await state(admin, made), set(receiver.ids)) == ((0, 0), {dead["event"]})
 
 
-async def test_a_receiver_that_is_gone_is_told_no_more(
+async def test_a_receiver_that_answers_gone_gets_no_more_events(
     admin_harness: AdminHarness, outbox: Database, admin: httpx.AsyncClient, people: People, receiver: Receiver
 ) -> None:
     made = await registered(admin, receiver.url)
@@ -237,7 +237,7 @@ async def test_a_receiver_that_is_gone_is_told_no_more(
     assert (await told(admin_harness, outbox), await state(admin, made)) == (0, (0, 1))
 
 
-async def test_whoever_dies_before_the_answer_is_noted_tells_it_twice_under_one_id(
+async def test_an_event_is_redelivered_under_its_id_after_a_crash(
     admin_harness: AdminHarness, outbox: Database, admin: httpx.AsyncClient, people: People, receiver: Receiver
 ) -> None:
     made = await registered(admin, receiver.url)
@@ -248,13 +248,13 @@ async def test_whoever_dies_before_the_answer_is_noted_tells_it_twice_under_one_
     dying.cancel()
     await asyncio.gather(dying, return_exceptions=True)
     receiver.hangs = False
-    assert await told(admin_harness, outbox) == 0  # it is the dead one's for a while
+    assert await told(admin_harness, outbox) == 0  # the dead coordinator holds it for a while
     admin_harness.clock.move(seconds=60)
     assert await told(admin_harness, outbox) == 1
     assert (len(receiver.ids), len(set(receiver.ids)), await state(admin, made)) == (2, 1, (0, 0))
 
 
-async def test_several_coordinators_tell_each_thing_once(
+async def test_several_coordinators_deliver_each_event_once(
     admin_harness: AdminHarness, outbox: Database, admin: httpx.AsyncClient, people: People, receiver: Receiver
 ) -> None:
     await registered(admin, receiver.url)
@@ -264,7 +264,7 @@ async def test_several_coordinators_tell_each_thing_once(
     assert (sum(done), len(receiver.ids), len(set(receiver.ids))) == (30, 30, 30)
 
 
-async def test_what_happens_while_it_is_paused_waits(
+async def test_events_of_a_paused_webhook_wait(
     admin_harness: AdminHarness, outbox: Database, admin: httpx.AsyncClient, people: People, receiver: Receiver
 ) -> None:
     made = await registered(admin, receiver.url)
@@ -280,10 +280,10 @@ async def test_what_happens_while_it_is_paused_waits(
     assert await admin_harness.owner.fetchval("SELECT count(*) FROM delivery") == 0
 
 
-async def test_a_transaction_that_fails_tells_nothing(
+async def test_a_failed_transaction_sends_no_event(
     admin_harness: AdminHarness, outbox: Database, admin: httpx.AsyncClient, people: People, receiver: Receiver
 ) -> None:
-    """What is refused, too."""
+    """Refused requests send none either."""
     await registered(admin, receiver.url)
     answer = await people.approve(await people.proposed(kind="debit", units=1001))
     assert answer.status_code == 409
@@ -298,7 +298,7 @@ async def region(admin_harness: AdminHarness, admin: httpx.AsyncClient, people: 
     return await open_region(admin_harness, admin, "eu-west")
 
 
-async def test_a_threshold_is_told_once_in_a_period(
+async def test_a_threshold_is_announced_once_in_a_period(
     admin_harness: AdminHarness,
     outbox: Database,
     admin: httpx.AsyncClient,
@@ -319,19 +319,19 @@ async def test_a_threshold_is_told_once_in_a_period(
         "consumed": 500,
         "limit": 1000,
     }
-    await people.adjusted(units=1000)  # a half of it is used now; that was told before
+    await people.adjusted(units=1000)  # half of it is used now, which was announced before
     await region.use(ACME, NOVEMBER, [Used(AT, 700)])
-    assert await told(admin_harness, outbox) == 1  # the adjustment: 80 % was told before, too
+    assert await told(admin_harness, outbox) == 1  # the adjustment: 80 % was announced before, too
 
 
 async def limited(admin: httpx.AsyncClient, **changes: Any) -> None:
-    """By another document, in which the first quota is another."""
+    """Apply another document, in which the first quota is another."""
     first, *others = DOCUMENT["quotas"]
     answer = await admin.put("/v1/limits", json=DOCUMENT | {"quotas": [first | changes, *others]})
     assert answer.status_code == 200, answer.text
 
 
-async def test_thresholds_of_its_own_are_told_once_by_several_coordinators(
+async def test_several_coordinators_announce_a_quotas_own_thresholds_once(
     database: str,
     admin_harness: AdminHarness,
     outbox: Database,
@@ -339,7 +339,7 @@ async def test_thresholds_of_its_own_are_told_once_by_several_coordinators(
     receiver: Receiver,
     region: Region,
 ) -> None:
-    """In units or in percent, also past the limit: what is done without asking is booked all the same."""
+    """Thresholds are in units or in percent, also above the limit, since usage without a lease is booked too."""
     await registered(admin, receiver.url)
     await limited(admin, thresholds=[10, 900])
     await region.use(ACME, NOVEMBER, [Used(AT, 10)])
@@ -352,7 +352,7 @@ async def test_thresholds_of_its_own_are_told_once_by_several_coordinators(
         ) as another:
             region.client = another
             await region.use(ACME, NOVEMBER, [Used(AT, 900)])
-            await limited(admin, thresholds=["1%", "91%", "120%"])  # the first was passed before anybody named it
+            await limited(admin, thresholds=["1%", "91%", "120%"])  # the first was passed before it was set
             await region.use(ACME, NOVEMBER, [Used(AT, 300)])
     await told(admin_harness, outbox)
     named = [str(body["data"].get("units") or f"{body['data']['percent']}%") for body in receiver.bodies]
@@ -371,7 +371,7 @@ async def test_a_limit_that_is_lowered_reaches_a_threshold(
     assert sorted(told_of) == [(50, 500), (80, 500)]
 
 
-async def test_suspense_and_drift_and_a_close_are_told(
+async def test_suspense_and_drift_and_a_close_are_announced(
     admin_harness: AdminHarness, outbox: Database, admin: httpx.AsyncClient, receiver: Receiver, region: Region
 ) -> None:
     await registered(admin, receiver.url)
@@ -404,7 +404,7 @@ ANALYZE lease;
 """
 
 
-async def test_looking_for_drift_reads_what_drifts_and_no_other_lease(
+async def test_the_search_for_drift_reads_only_drifting_leases(
     admin_harness: AdminHarness, outbox: Database, admin: httpx.AsyncClient, receiver: Receiver, region: Region
 ) -> None:
     await registered(admin, receiver.url, "drift.found")
@@ -419,7 +419,7 @@ async def test_looking_for_drift_reads_what_drifts_and_no_other_lease(
 
 
 async def rows_read(admin_harness: AdminHarness, sql: str) -> int:
-    """Those that were looked at and left out are read as well."""
+    """Count rows that were read and filtered out as well."""
     found = await admin_harness.owner.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql.replace('$1', '100')}")
     nodes, read = [json.loads(found)[0]["Plan"]], 0
     while nodes:
@@ -429,7 +429,7 @@ async def rows_read(admin_harness: AdminHarness, sql: str) -> int:
     return read
 
 
-async def test_the_coordinator_tells_by_itself(admin: httpx.AsyncClient, people: People, receiver: Receiver) -> None:
+async def test_the_coordinator_delivers_by_itself(admin: httpx.AsyncClient, people: People, receiver: Receiver) -> None:
     await registered(admin, receiver.url)
     await people.adjusted()
     await asyncio.wait_for(receiver.arrived.wait(), 30)
@@ -448,15 +448,15 @@ async def test_the_coordinator_tells_by_itself(admin: httpx.AsyncClient, people:
         ({"events": ["nothing"]}, ("events[0]", "enum")),
     ],
 )
-async def test_what_is_wrong_with_a_webhook_is_named(
+async def test_faults_of_a_webhook_are_named(
     admin: httpx.AsyncClient, changes: dict[str, Any], fault: tuple[str, str]
 ) -> None:
     body = {"url": "https://10.0.0.1/told", "events": EVERYTHING}
     assert problem(await admin.post("/v1/webhooks", json=body | changes)) == (422, [fault])
-    assert (await admin.post("/v1/webhooks", json=body)).status_code == 201  # private, and an admin's to name
+    assert (await admin.post("/v1/webhooks", json=body)).status_code == 201  # private, which only an admin may set
 
 
-async def test_a_scheme_in_capitals(admin: httpx.AsyncClient) -> None:
+async def test_a_scheme_in_capitals_is_accepted(admin: httpx.AsyncClient) -> None:
     body = {"url": "HTTPS://example.org/Hook", "events": ["period.closed"]}
     made = await admin.post("/v1/webhooks", json=body)
     assert (made.status_code, made.json()["url"]) == (201, "https://example.org/Hook")
