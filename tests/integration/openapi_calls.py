@@ -1,4 +1,4 @@
-"""Calls of any shape that an OpenAPI document allows, and of some that it does not, made by schemathesis."""
+"""Calls of any shape that an OpenAPI document allows, and some that it does not, made by schemathesis."""
 
 import os
 from collections.abc import Callable, Mapping

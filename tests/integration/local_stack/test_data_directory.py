@@ -1,4 +1,4 @@
-"""The data directory of `leasehold up`: what it keeps, and what it refuses to touch."""
+"""`leasehold up` keeps its data directory private, and leaves foreign ones unchanged."""
 
 import json
 import signal

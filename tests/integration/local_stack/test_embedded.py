@@ -1,4 +1,4 @@
-"""The embedded servers of the tests and of `leasehold up`."""
+"""The embedded servers of the tests and of `leasehold up` start, need passwords, and are removed."""
 
 import os
 import signal
@@ -62,7 +62,7 @@ def _command_line(path: Path) -> bytes:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to become somebody else")
 def test_postgres_runs_where_namespaces_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs as `nobody`, in a directory that only root can reach."""
+    """Postgres runs as `nobody`, in a directory that only root can reach."""
     monkeypatch.setattr(embedded, "IN_USER_NAMESPACE", ["false"])
     embedded._unprivileged.cache_clear()
     data, log = tmp_path / "data", tmp_path / "log"

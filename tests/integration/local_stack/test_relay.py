@@ -1,4 +1,4 @@
-"""The relay of `--wan`: bytes arrive late, complete and in order, and connections end with either end."""
+"""The relay of `--wan` delivers bytes late, complete and in order, and ends a connection when either end does."""
 
 import asyncio
 import os
@@ -134,7 +134,7 @@ async def test_it_runs_as_a_process() -> None:
 
 
 async def test_a_stopped_relay_passes_nothing_and_delivers_late_when_it_continues() -> None:
-    """It is like a partition: no refusal, no end, only silence. The benchmark cuts regions off this way."""
+    """A stopped relay is like a partition, with neither refusal nor end. The benchmark partitions regions this way."""
     port = free_port()
     async with process_to_echo(port) as process, connected(port) as (reader, writer):
         writer.write(b"hello")

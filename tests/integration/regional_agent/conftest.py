@@ -1,9 +1,9 @@
-"""The tests of an agent look into the database behind the coordinator of their world."""
+"""Fixtures of the tests of an agent, which read the database behind the coordinator of their world."""
 
 import pytest
 
 
 @pytest.fixture
 def database(world_database: str) -> str:
-    """The database behind the coordinator of the test's world."""
+    """Yield a connection to the database of the coordinator of the test's world."""
     return world_database

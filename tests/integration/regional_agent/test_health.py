@@ -1,4 +1,4 @@
-"""What `/readyz`, `/v1/status` and the metrics say while an agent cannot enforce, and while something weakens it."""
+"""`/readyz`, `/v1/status` and the metrics report when an agent cannot enforce, and when it is degraded."""
 
 import asyncio
 import signal
@@ -27,7 +27,7 @@ TURNS = 3_000
 
 
 async def readiness(agent: Agent) -> tuple[int, str, list[str]]:
-    """The status code, the word, and the codes of the reasons."""
+    """Return the status code, the state, and the codes of the reasons."""
     answer = await agent.http.get("/readyz")
     assert answer.headers["content-type"] == "application/json"
     found = answer.json()
@@ -47,7 +47,7 @@ async def becomes(agent: Agent, status: int, word: str, *codes: str) -> None:
 
 
 async def shown(agent: Agent) -> dict[str, Any]:
-    """What the status says without the store, and that it says so in time."""
+    """Return the status during a store outage, and check that it answers in time."""
     async with asyncio.timeout(10):
         answer = await agent.http.get("/v1/status")
     assert answer.status_code == 200
@@ -87,7 +87,7 @@ async def test_a_full_store_makes_the_agent_not_ready(world: World, its_store: S
     await becomes(agent, 200, "ready")
 
 
-async def test_a_watch_that_succeeds_does_not_forgive_failed_checks(world: World) -> None:
+async def test_a_successful_probe_does_not_outweigh_failed_checks(world: World) -> None:
     agent = await quiet_agent(world)
     breaker = agent.region.breaker
     for _ in range(2):
@@ -98,7 +98,7 @@ async def test_a_watch_that_succeeds_does_not_forgive_failed_checks(world: World
     assert breaker.state is BreakerState.OPEN
 
 
-async def test_cut_off_is_degraded_while_leases_last_and_not_ready_when_they_are_spent(world: World) -> None:
+async def test_a_partitioned_agent_is_degraded_until_its_leases_are_spent(world: World) -> None:
     agent = await world.agent()
     await agent.lease(10)
     world.weather.swallows_requests = True
@@ -113,7 +113,7 @@ async def test_cut_off_is_degraded_while_leases_last_and_not_ready_when_they_are
     await becomes(agent, 200, "ready")
 
 
-async def test_an_agent_whose_exchanges_are_refused_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_agent_whose_exchanges_are_refused_reports_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regional_agent.health.REFUSED_FOR_MS", 1_500)
     agent = await world.agent()
     await agent.lease(10)
@@ -127,7 +127,7 @@ async def test_an_agent_whose_exchanges_are_refused_says_so(world: World, monkey
 
 @pytest.mark.parametrize("status", ["draining", "down"])
 async def test_a_region_that_is_granted_nothing_is_not_ready_until_it_is_active(world: World, status: str) -> None:
-    """Also of an agent that nothing asks meanwhile: no load balancer sends it anything."""
+    """This includes an agent without requests, as no load balancer sends it any."""
     agent = await world.agent()
     await agent.lease(10)
     assert (await world.admin.put("/v1/regions/us-east", json={"status": status})).is_success
@@ -138,7 +138,7 @@ async def test_a_region_that_is_granted_nothing_is_not_ready_until_it_is_active(
     await becomes(agent, 200, "ready")
 
 
-async def test_one_stopped_lane_only_weakens_the_agent(world: World) -> None:
+async def test_one_stopped_lane_only_degrades_the_agent(world: World) -> None:
     agent = await world.agent(report_interval_ms=60_000)
     incarnation, lanes = agent.region.epochs.current, agent.region.exchange.lanes
     assert incarnation is not None
@@ -178,7 +178,7 @@ async def test_an_agent_without_an_epoch_is_not_ready(world: World) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--workers", "2"]])
-async def test_from_sigterm_on_the_agent_is_not_ready_and_goes_on_answering(
+async def test_from_sigterm_on_the_agent_is_not_ready_and_still_answers(
     world: World, tmp_path: Path, options: list[str]
 ) -> None:
     async with workers_running(world, tmp_path, *options, lame_duck_ms=60_000) as workers:

@@ -1,7 +1,7 @@
-"""A real coordinator behind a real socket, agents beside it, and weather between them.
+"""A real coordinator behind a real socket, with agents and a faulty network between them.
 
 The coordinator runs in the test's own loop on a real Postgres; agents run on databases of a real store, one for each
-region. `Weather` stands where the network is: it can swallow a request, or swallow the reply after the work was done.
+region. `Weather` stands in for the network: it can drop a request, or drop the reply after it was processed.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ DOCUMENT: dict[str, Any] = {
     ],
 }
 
-# Policies to be tried out, for whatever comes: a region has five units and two slots of them.
+# Shadow policies for every request, of which a region has five units and two slots.
 IN_SHADOW: dict[str, list[dict[str, Any]]] = {
     "quotas": [
         {"name": "trial", "kind": "rate", "limit": "3/hour, burst 15", "sharing": "regional"},
@@ -87,7 +87,7 @@ IN_SHADOW: dict[str, list[dict[str, Any]]] = {
 
 
 class Weather:
-    """What happens to calls on their way to the coordinator and back."""
+    """The faults of calls on their way to the coordinator and back."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -95,7 +95,7 @@ class Weather:
         self.swallows_replies_to: set[str] = set()
         self.swallowed = 0
         self.before_replies_to: dict[str, Callable[[], Awaitable[None]]] = {}
-        # What is answered in place of the coordinator to a path and a body: a status and a body; or None.
+        # Answers in place of the coordinator: takes a path and a body, and returns a status and a body, or None.
         self.answers_for_it: Callable[[str, bytes], tuple[int, bytes] | None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,7 +134,7 @@ class Weather:
         await self._app(scope, again, send)
 
     def _hook(self, path: str) -> Callable[[], Awaitable[None]] | None:
-        """Each happens once."""
+        """Each fault happens once."""
         return next((self.before_replies_to.pop(end) for end in self.before_replies_to if path.endswith(end)), None)
 
 
@@ -163,14 +163,14 @@ class Agent:
 
     @property
     def region(self) -> Cell:
-        """Of a single store there is one."""
+        """Return the only cell of a single store."""
         return self.whole.cells[0]
 
     async def check(self, subject: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
         return await self.http.post("/v1/check", json={"subject": subject or EXPORT, **fields})
 
     async def lease(self, units: int) -> None:
-        """Have so many units here: a peek asks for what it would need, and consumes nothing."""
+        """Lease so many units here, by a peek, which requests what it would need and consumes nothing."""
         assert (await self.check(cost=units, mode="peek")).status_code == 200
 
     async def ready(self) -> None:
@@ -179,7 +179,7 @@ class Agent:
 
 @dataclass
 class World:
-    """Everything around the agents."""
+    """Everything that surrounds the agents."""
 
     url: str
     store: str
@@ -191,7 +191,7 @@ class World:
     cells: list[Cell] = field(default_factory=list)
 
     def settings(self, region: str, **changed: Any) -> AgentSettings:
-        """The agent of a region; each region has a database of the store's."""
+        """Return the agent of a region; each region has a database of the store's."""
         given: dict[str, Any] = {
             "region": region,
             "coordinator_url": self.url,
@@ -205,14 +205,14 @@ class World:
         return AgentSettings(**(given | changed))
 
     async def agent(self, region: str = "us-east", **changed: Any) -> Agent:
-        """An agent that lives as long as the test."""
+        """Start an agent that lives as long as the test."""
         agent = await self.agents.enter_async_context(running(self.settings(region, **changed)))
         self.cells += agent.whole.cells
         await agent.ready()
         return agent
 
     async def try_out(self, more: dict[str, list[dict[str, Any]]] = IN_SHADOW) -> None:
-        """Beside what is in force."""
+        """Add policies to those in force."""
         document = DOCUMENT | {name: [*DOCUMENT[name], *each] for name, each in more.items()}
         assert (await self.admin.put("/v1/limits", json=document)).is_success
 
@@ -221,7 +221,7 @@ class World:
         return sum(line["units"] for line in answer.json()["data"])
 
     async def epochs(self) -> list[tuple[int, str, bool]]:
-        """All that were opened: their state, and whether data of them is believed lost."""
+        """Return all epochs: their state, and whether data of them is believed lost."""
         return [
             tuple(row) for row in await self._rows("SELECT epoch, state, lost_data FROM region_epoch ORDER BY epoch")
         ]
@@ -237,7 +237,7 @@ class World:
             await connection.close()
 
     async def quota(self, key: str = "exports:tenant=acme") -> dict[str, Any]:
-        """One quota of the reconciliation of the only period."""
+        """Return one quota of the reconciliation of the only period."""
         [period] = (await self.admin.get("/v1/periods")).json()["data"]
         reconciliation = (await self.admin.get(f"/v1/periods/{period['id']}/reconciliation")).json()
         assert (reconciliation["status"], reconciliation["drift"]) == ("balanced", 0)
@@ -263,7 +263,7 @@ async def until(condition: Callable[[], bool], turns: int = 3_000) -> None:
 
 @asynccontextmanager
 async def serving(app: ASGIApp, hub: SignalHub) -> AsyncIterator[str]:
-    """A coordinator behind a socket, in this very loop; its URL."""
+    """Start a coordinator behind a socket, in the test's own loop, and return its URL."""
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def end_streams() -> None:
@@ -281,7 +281,7 @@ async def serving(app: ASGIApp, hub: SignalHub) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def another_coordinator(database: str, **settings: Any) -> AsyncIterator[str]:
-    """On the same Postgres, and no weather on the way to it."""
+    """Start a coordinator on the same Postgres, without network faults on the way to it."""
     hub = SignalHub()
     app = create_coordinator(CoordinatorSettings(database_url=SecretStr(restricted(database)), **settings), hub=hub)
     async with serving(app, hub) as url:
@@ -290,7 +290,7 @@ async def another_coordinator(database: str, **settings: Any) -> AsyncIterator[s
 
 @dataclass
 class Template:
-    """A database with regions, limits and tokens, which each world copies."""
+    """Yield a database with regions, limits and tokens, which each world copies."""
 
     name: str
     tokens: dict[str, str]
@@ -322,5 +322,5 @@ async def world_on(database: str, tokens: dict[str, str], store: str) -> AsyncIt
         world = World(url, store, weather, admin, dict(tokens), database)
         async with world.agents:
             yield world
-            for cell in world.cells:  # what is said after the test nobody hears, and many a store is gone by now
+            for cell in world.cells:  # last exchanges have no use after the test, and many stores have ended by now
                 cell.shutdown.timeout_s = 0.2

@@ -1,4 +1,4 @@
-"""A real server on a loopback socket, in the test's own event loop, and raw connections to it."""
+"""Fixtures of a real server on a loopback socket, in the test's own event loop, and raw connections to it."""
 
 import asyncio
 import contextlib
@@ -24,12 +24,12 @@ PATIENCE_S = 20
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> tuple[str, dict[str, bool]]:
-    """The loop that the services run on: its transports are not asyncio's."""
+    """Return the event loop of the services, whose transports are not asyncio's."""
     return "asyncio", {"use_uvloop": True}
 
 
 class Gate:
-    """What an endpoint waits for, so that a test knows where a request is."""
+    """Yield events that an endpoint waits for, so that a test knows where a request is."""
 
     def __init__(self) -> None:
         self.entered = anyio.Event()
@@ -80,7 +80,7 @@ def make_app(gate: Gate) -> FastAPI:
 async def serving(
     app: Any, before_shutdown: Callable[[], Awaitable[None]] | None = None, **options: Any
 ) -> AsyncIterator[str]:
-    """Serve for as long as the block lasts; yields the address."""
+    """Serve for as long as the block lasts; yield the address."""
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     options = {"host": "127.0.0.1", "port": 0, "max_header_bytes": MAX_HEADER_BYTES, **options}
     task = asyncio.create_task(serve(app, before_shutdown=before_shutdown, on_listening=address.set_result, **options))
@@ -120,7 +120,7 @@ class Answer(NamedTuple):
 
 
 class Raw:
-    """One connection on which a test writes what it likes."""
+    """A connection on which a test writes any bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -138,7 +138,7 @@ class Raw:
         return Answer(int(head[0].split()[1]), headers, body)
 
     async def rest(self) -> bytes:
-        """All that comes until the server closes its half."""
+        """Return all bytes until the server closes its half."""
         with anyio.fail_after(PATIENCE_S):
             return await self._reader.read()
 
@@ -147,7 +147,7 @@ class Raw:
             await self._reader.readuntil(wanted)
 
     def abort(self) -> None:
-        """Without a word, and whatever is still to be sent."""
+        """Close abruptly, whatever is still to be sent."""
         self._writer.transport.abort()
 
     async def close(self) -> None:

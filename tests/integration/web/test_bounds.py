@@ -1,4 +1,4 @@
-"""The bounds of heads and bodies, byte by byte on a real connection."""
+"""Heads and bodies are bounded, byte by byte on a real connection."""
 
 import httpx
 import pytest
@@ -29,7 +29,7 @@ TOO_LARGE_HEADS = {
 
 
 @pytest.mark.parametrize("head", TOO_LARGE_HEADS.values(), ids=TOO_LARGE_HEADS.keys())
-async def test_a_head_above_the_bound(raw: Raw, head: bytes) -> None:
+async def test_a_head_above_the_bound_is_refused(raw: Raw, head: bytes) -> None:
     await raw.send(head)
     answer = await raw.answer()
     problem = answer.problem()
@@ -41,24 +41,24 @@ async def test_a_head_above_the_bound(raw: Raw, head: bytes) -> None:
 
 async def test_a_head_is_refused_while_it_streams_in(raw: Raw) -> None:
     await raw.send(QUICK + b"X: ")
-    for _ in range(MAX_HEADER_BYTES):  # byte by byte: the network may gather them, the sum is what counts
+    for _ in range(MAX_HEADER_BYTES):  # byte by byte; the network may join them, and the sum counts
         await raw.send(b"a")
     assert (await raw.answer()).status == 431
 
 
-async def test_a_head_below_the_bound(raw: Raw) -> None:
+async def test_a_head_below_the_bound_is_accepted(raw: Raw) -> None:
     for _ in range(2):
         await raw.send(QUICK + b"X: " + b"a" * (MAX_HEADER_BYTES - 200) + b"\r\n\r\n")
         assert (await raw.answer()).status == 200
 
 
-async def test_what_follows_a_refusal_is_thrown_away(raw: Raw) -> None:
+async def test_bytes_after_a_refusal_are_discarded(raw: Raw) -> None:
     await raw.send(QUICK + b"X: " + b"a" * MAX_HEADER_BYTES + b"\r\n\r\n" + QUICK + b"\r\n")
     assert (await raw.answer()).status == 431
     assert await raw.rest() == b""
 
 
-async def test_many_small_heads_in_one_packet_are_no_large_one(raw: Raw) -> None:
+async def test_many_small_heads_in_one_packet_are_not_a_large_one(raw: Raw) -> None:
     count = 3 * MAX_HEADER_BYTES // len(QUICK)
     await raw.send((QUICK + b"\r\n") * count + QUICK)
     await raw.send(b"\r\n")
@@ -86,14 +86,14 @@ NOT_HTTP = {
 
 
 @pytest.mark.parametrize("data", NOT_HTTP.values(), ids=NOT_HTTP.keys())
-async def test_what_is_not_http(raw: Raw, data: bytes) -> None:
+async def test_bytes_that_are_not_http_are_refused(raw: Raw, data: bytes) -> None:
     await raw.send(data)
     answer = await raw.answer()
     assert (answer.status, answer.problem()["type"]) == (400, "/problems/bad-request")
     assert await raw.rest() == b""
 
 
-async def test_a_large_body_is_answered_though_the_client_sends_it_all_first(raw: Raw) -> None:
+async def test_a_large_body_is_answered_even_if_the_client_sends_all_of_it_first(raw: Raw) -> None:
     body = b'"' + b"a" * (10 * MAX_BODY_BYTES) + b'"'
     await raw.send(LENGTH + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     answer = await raw.answer()
@@ -102,7 +102,7 @@ async def test_a_large_body_is_answered_though_the_client_sends_it_all_first(raw
     assert (await raw.answer()).status == 200
 
 
-async def test_a_large_body_in_chunks(raw: Raw) -> None:
+async def test_a_large_body_in_chunks_is_refused(raw: Raw) -> None:
     await raw.send(LENGTH + b"Transfer-Encoding: chunked\r\n\r\n")
     for _ in range(100):
         await raw.send(b"186a0\r\n" + b"a" * 100_000 + b"\r\n")
@@ -120,7 +120,7 @@ async def test_a_large_body_is_refused_before_it_comes(raw: Raw) -> None:
     assert await raw.rest() == b""
 
 
-async def test_a_refused_body_that_never_ends_is_not_waited_for(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_end_of_a_refused_body_is_not_awaited(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("web.http_protocol.LINGER_S", 0.05)
     await raw.send(LENGTH + b"Content-Length: %d\r\n\r\n" % (10 * MAX_BODY_BYTES))
     assert (await raw.answer()).status == 413
@@ -157,7 +157,7 @@ async def test_a_bug_costs_an_answer_and_not_the_connection(raw: Raw) -> None:
     assert (await raw.answer()).status == 200
 
 
-async def test_head_of_a_stream(raw: Raw) -> None:
+async def test_head_of_a_stream_ends(raw: Raw) -> None:
     await raw.send(b"HEAD /events HTTP/1.1\r\nHost: doors\r\n\r\n")
     answer = await raw.answer()
     assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")

@@ -1,4 +1,4 @@
-"""Connections that hold a descriptor without asking for anything, on a real server."""
+"""Idle and slow connections are closed by a real server, so that they hold no descriptors."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -52,7 +52,7 @@ UNFINISHED = {
 
 
 @pytest.mark.parametrize("data", UNFINISHED.values(), ids=UNFINISHED.keys())
-async def test_a_request_that_stays_unfinished(gate: Gate, data: bytes) -> None:
+async def test_an_unfinished_request_is_closed(gate: Gate, data: bytes) -> None:
     async with limited(gate) as (address, registry), connected(address) as raw:
         await raw.send(data)
         answer = await raw.answer()
@@ -62,11 +62,11 @@ async def test_a_request_that_stays_unfinished(gate: Gate, data: bytes) -> None:
         assert closed(registry, "slow_request") == 1
 
 
-async def test_a_second_request_that_stays_unfinished(gate: Gate) -> None:
+async def test_an_unfinished_second_request_is_closed(gate: Gate) -> None:
     async with limited(gate) as (address, _), connected(address) as raw:
         await raw.send(QUICK + b"\r\n")
         assert (await raw.answer()).status == 200
-        await anyio.sleep(3 * PROMPT_S)  # the time for the first request is over
+        await anyio.sleep(3 * PROMPT_S)  # the time for the first request has passed
         await raw.send(QUICK)
         assert (await raw.answer()).status == 408
 
@@ -85,8 +85,8 @@ async def test_bytes_that_trickle_do_not_count_as_a_head(gate: Gate) -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_a_large_body_may_take_its_time(gate: Gate) -> None:
-    """Each interval brings more than the least rate, though the whole takes many of them."""
+async def test_a_large_body_may_take_long(gate: Gate) -> None:
+    """Each interval has more than the minimal rate, though the whole takes many of them."""
     body = b'"' + b"a" * (MAX_BODY_BYTES // 2) + b'"'
     async with limited(gate) as (address, _), connected(address) as raw:
         await raw.send(LENGTH + b"Content-Length: %d\r\n\r\n" % len(body))
@@ -96,11 +96,11 @@ async def test_a_large_body_may_take_its_time(gate: Gate) -> None:
         assert (await raw.answer()).body == b'{"length":%d}' % (len(body) - 2)
 
 
-async def test_a_request_that_is_being_served_is_not_hurried(gate: Gate) -> None:
+async def test_a_request_in_progress_is_not_closed(gate: Gate) -> None:
     async with limited(gate) as (address, registry), connected(address) as raw:
         await raw.send(b"GET /gated HTTP/1.1\r\nHost: doors\r\n\r\n")
         await gate.entered.wait()
-        async with connected(address) as silent:  # closed when the time is over, which it then is for both
+        async with connected(address) as silent:  # closed when the time has passed, for both of them
             with contextlib.suppress(ConnectionError):
                 await silent.rest()
         gate.open.set()
@@ -136,13 +136,13 @@ async def test_a_full_server_keeps_the_requests_that_it_serves(gate: Gate) -> No
         assert closed(registry, "too_many") + closed(registry, "replaced") >= 1
 
 
-async def test_two_hosts_are_refused(gate: Gate) -> None:
+async def test_two_host_headers_are_refused(gate: Gate) -> None:
     async with limited(gate) as (address, _), connected(address) as raw:
         await raw.send(QUICK + b"Host: other\r\n\r\n")
         assert (await raw.answer()).status == 400
 
 
-async def test_a_length_of_thousands_of_zeros(gate: Gate) -> None:
+async def test_a_length_of_thousands_of_zeros_is_refused(gate: Gate) -> None:
     async with limited(gate) as (address, _), connected(address) as raw:
         zeros = b"0" * 3_000
         await raw.send(LENGTH + b"Content-Length: " + zeros + b'5\r\n\r\n"abc"')

@@ -1,4 +1,4 @@
-"""Beginning and ending: the port, the socket file, signals, streams that are still open."""
+"""Servers start and stop in order: port, socket file, signals, and open streams."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ EVENTS = b"GET /events HTTP/1.1\r\nHost: doors\r\n\r\n"
 GATED = b"GET /gated HTTP/1.1\r\nHost: doors\r\n\r\n"
 
 
-async def test_a_port_in_use_is_one_sentence(gate: Gate) -> None:
+async def test_a_port_in_use_is_reported_in_one_sentence(gate: Gate) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(PortInUse, match=rf"^Port {port} of 127\.0\.0\.1 is in use by another program: [^\n]*\.$"):
@@ -31,7 +31,7 @@ async def test_a_port_in_use_is_one_sentence(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
-async def test_a_host_that_is_not_ours(gate: Gate, host: str) -> None:
+async def test_a_host_that_is_not_ours_is_reported(gate: Gate, host: str) -> None:
     with pytest.raises(CannotListen, match=f"^Cannot listen on port 0 of {host}: .*$"):
         await serve(make_app(gate), host=host, port=0)
 
@@ -48,7 +48,7 @@ async def _ask(path: Path) -> httpx.Response:
         return await client.get("/quick")
 
 
-async def test_a_unix_socket(gate: Gate, tmp_path: Path) -> None:
+async def test_a_unix_socket_is_served(gate: Gate, tmp_path: Path) -> None:
     path = tmp_path / "socket"
     async with serving(make_app(gate), uds=str(path)) as address:
         assert address == f"unix:{path}"
@@ -69,7 +69,7 @@ async def test_the_socket_file_of_a_killed_process_is_replaced(gate: Gate, tmp_p
         assert (await _ask(path)).status_code == 200
 
 
-async def test_a_file_that_is_no_socket_is_left_alone(gate: Gate, tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_socket_is_not_replaced(gate: Gate, tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")
     with pytest.raises(PortInUse):

@@ -1,4 +1,4 @@
-"""A parent and its workers, as processes: what dies is begun again, signals reach all, nobody is left over."""
+"""A supervisor restarts workers that die, passes signals on, and leaves no process behind."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ class Family:
         self._output = output
 
     def said(self, *words: str) -> list[list[str]]:
-        """The rest of each line that begins so."""
+        """Return the rest of each line that begins so."""
         lines = [line.split() for line in self._output.read_text().splitlines(keepends=True) if line.endswith("\n")]
         return [line[len(words) :] for line in lines if tuple(line[: len(words)]) == words]
 
@@ -73,7 +73,7 @@ def family(tmp_path: Path, work: str) -> Iterator[Family]:
         parent.wait()
 
 
-def test_who_dies_is_begun_again_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_dead_worker_is_restarted_and_the_others_continue(tmp_path: Path) -> None:
     with family(tmp_path, HEAR) as ours:
         ours.wait_for(2, "began")
         victim, other = ours.workers()
@@ -92,7 +92,7 @@ BEATING = """
 """
 
 
-def test_who_hangs_is_killed_and_begun_again_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_hanging_worker_is_killed_and_restarted_and_the_others_continue(tmp_path: Path) -> None:
     with family(tmp_path, BEATING) as ours:
         ours.wait_for(2, "began")
         victim, other = ours.workers()
@@ -106,7 +106,7 @@ def test_who_hangs_is_killed_and_begun_again_and_the_others_go_on(tmp_path: Path
         assert ours.parent.wait(PATIENCE_S) == 0
 
 
-def test_who_hangs_keeps_nobody_from_ending(tmp_path: Path) -> None:
+def test_a_hanging_worker_does_not_delay_the_end(tmp_path: Path) -> None:
     with family(tmp_path, BEATING) as ours:
         ours.wait_for(2, "began")
         victim, _ = ours.workers()
@@ -117,24 +117,24 @@ def test_who_hangs_keeps_nobody_from_ending(tmp_path: Path) -> None:
         assert ours.parent.wait(PATIENCE_S) == 1
 
 
-def test_who_never_begins_is_given_longer() -> None:
+def test_a_worker_that_never_starts_has_longer() -> None:
     slow, hung = _Process(0, 0.0), _Process(1, 0.0)
     assert [slow.is_hung(0) for _ in range(START_CHECKS)] == [False] * (START_CHECKS - 1) + [True]
     assert [hung.is_hung(7) for _ in range(HUNG_CHECKS + 1)] == [False] * HUNG_CHECKS + [True]
     assert not hung.is_hung(8)
 
 
-def test_who_fails_each_time_is_begun_again_each_time(tmp_path: Path) -> None:
+def test_a_worker_that_fails_each_time_is_restarted_each_time(tmp_path: Path) -> None:
     with family(tmp_path, f"number == 0 and 1 / 0; {HEAR}") as ours:
         ours.wait_for(3, "began", "0")
         assert len(ours.said("began", "1")) == 1
         ours.parent.send_signal(signal.SIGTERM)
-        assert ours.parent.wait(PATIENCE_S) in {0, 1}  # one may be dying just then
+        assert ours.parent.wait(PATIENCE_S) in {0, 1}  # one may be ending just then
         assert ours.said("heard") == [["SIGTERM"]]
 
 
 def test_a_signal_reaches_all_and_the_parent_waits_for_them(tmp_path: Path) -> None:
-    """Ctrl-C, as a terminal sends it: they hear of it from the parent, and once."""
+    """Send Ctrl-C as a terminal does: workers get it from the parent, and once."""
     with family(tmp_path, HEAR) as ours:
         ours.wait_for(2, "began")
         os.killpg(ours.parent.pid, signal.SIGINT)
@@ -143,7 +143,7 @@ def test_a_signal_reaches_all_and_the_parent_waits_for_them(tmp_path: Path) -> N
         assert len(ours.said("ended")) == 2
 
 
-def test_another_signal_hurries_them(tmp_path: Path) -> None:
+def test_a_second_signal_ends_them_at_once(tmp_path: Path) -> None:
     with family(tmp_path, f"{HEAR}; {HEAR}") as ours:
         ours.wait_for(2, "began")
         ours.parent.send_signal(signal.SIGTERM)
@@ -153,14 +153,14 @@ def test_another_signal_hurries_them(tmp_path: Path) -> None:
         assert ours.said("heard")[2:] == [["SIGINT"], ["SIGINT"]]
 
 
-def test_who_does_not_end_well_is_told_of(tmp_path: Path) -> None:
+def test_a_worker_that_ends_badly_is_reported(tmp_path: Path) -> None:
     with family(tmp_path, f"{HEAR}; number == 0 and 1 / 0") as ours:
         ours.wait_for(2, "began")
         ours.parent.send_signal(signal.SIGTERM)
         assert ours.parent.wait(PATIENCE_S) == 1
 
 
-def test_nobody_outlives_the_parent(tmp_path: Path) -> None:
+def test_no_worker_outlives_the_parent(tmp_path: Path) -> None:
     with family(tmp_path, HEAR) as ours:
         ours.wait_for(2, "began")
         workers = ours.workers()
@@ -178,5 +178,5 @@ def test_nobody_outlives_the_parent(tmp_path: Path) -> None:
         (LONGEST_PAUSE_S, STEADY_S, FIRST_PAUSE_S),
     ],
 )
-def test_who_dies_again_at_once_is_waited_for_longer(pause_s: float, lived_s: float, next_s: float) -> None:
+def test_a_worker_that_dies_at_once_again_is_restarted_later(pause_s: float, lived_s: float, next_s: float) -> None:
     assert next_pause_s(Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, pause_s), lived_s) == next_s

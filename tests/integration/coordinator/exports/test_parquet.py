@@ -49,7 +49,7 @@ def as_csv(table: Any) -> list[list[str]]:
 
 
 async def no_other_seal(admin_harness: AdminHarness) -> None:
-    """Stop sealing from here on, because an export as of another seal is another export."""
+    """Stop sealing from here on, because the export as of another seal is another export."""
     await put_off(admin_harness.owner, "seal")
 
 

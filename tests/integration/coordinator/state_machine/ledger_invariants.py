@@ -1,7 +1,7 @@
-"""What one step may do to the books, in the words of the protocol: told apart from the code that does it.
+"""The invariants of a single step of the ledger, in terms of the protocol, independent of the code that makes it.
 
-The books are seen before a step and after it. What a batch must be answered follows from what was seen before, and
-whatever is granted, given back or set aside from the difference.
+The ledger is read before a step and after it. The expected outcome of a batch follows from the state before it, and
+grants, returns and suspense follow from the difference.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ class Name(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A row of the quarantine."""
+    """A row of the quarantine table."""
 
     epoch: int
     lane: int
@@ -49,7 +49,7 @@ class Seen(NamedTuple):
     pools: Mapping[Key, Row]
     lanes: Mapping[tuple[int, int], Row]
     kept: Mapping[Kept, str]
-    closed: Mapping[str, str]  # periods, with all that is in their books
+    closed: Mapping[str, str]  # periods, with all their rows
 
 
 async def see(connection: Connection) -> Seen:
@@ -66,7 +66,7 @@ def _key(row: Row) -> Key:
     return Key(row["quota"], row["period"])
 
 
-# --- what a step did --------------------------------------------------------------------------------------------------
+# --- effects of a step ------------------------------------------------------------------------------------------------
 
 
 def faults_of_step(before: Seen, after: Seen, now: datetime) -> Iterator[str]:
@@ -124,13 +124,13 @@ def _faults_of_change(was: Row, lease: Row, now: datetime) -> Iterator[str]:
 
 
 def _faults_of_overage(was: Row | None, pool: Row) -> Iterator[str]:
-    """Work beyond a lease is covered first from what nobody holds."""
+    """Check that usage beyond a lease is covered from free units first."""
     if was and pool["overage_used"] > was["overage_used"] and pool["taken"] - was["taken"] < was["unallocated"]:
         yield "there is overage, and units were left that nobody holds"
 
 
 def _faults_of_limit(was: Row | None, pool: Row) -> Iterator[str]:
-    """Over all regions exactly the limit is included, late usage too; once anybody knows what it is."""
+    """Check that included usage of all regions equals the limit, late usage too, once the limit is known."""
     if was is None or not (was["spendable"] or was["soft_cap_extension"]):
         return
     limits = was["spendable"], pool["spendable"]
@@ -141,12 +141,12 @@ def _faults_of_limit(was: Row | None, pool: Row) -> Iterator[str]:
 
 
 def set_aside(before: Seen, after: Seen) -> list[Name]:
-    """What ran out, of leases that may be spent of until they do."""
+    """Check what expired, of leases that could be spent until then."""
     states = ("active", "expired")
     return [n for n, row in after.leases.items() if (before.leases[n]["state"], row["state"]) == states]
 
 
-# --- what a batch is answered -----------------------------------------------------------------------------------------
+# --- replies to a batch -----------------------------------------------------------------------------------------------
 
 
 def expected(call: ExchangeCall, incoming: Submission, before: Seen) -> ExchangeOutcome:
@@ -189,13 +189,15 @@ def _name(epoch: int, lease: FrozenLease) -> Name:
     return Name(epoch, Key(lease.quota, lease.period))
 
 
-# --- what became of it ------------------------------------------------------------------------------------------------
+# --- outcomes ---------------------------------------------------------------------------------------------------------
 
 
 async def faults_of_answer(
     connection: Connection, incoming: Submission, reply: ExchangeReply, before: Seen, after: Seen
 ) -> list[str]:
-    """An acknowledged batch has its receipt, and each of its lease is booked line by line, or kept for people."""
+    """Check that an acknowledged batch has its receipt, and that each lease of it is booked line by line or
+    quarantined.
+    """
     batch = incoming.batch
     number = (batch.epoch, batch.lane, batch.seq)
     row = await connection.fetchrow(_RECEIPT, *number)
@@ -205,7 +207,7 @@ async def faults_of_answer(
         faults.append(f"the receipt of {number} is {receipt}, and {reply.receipt} was given")
     if reply.outcome in REGRESSED and Kept(*number, "", "") not in after.kept:
         faults.append(f"{number} shows that the ledger forgot, and is not kept")
-    if reply.outcome in BOOKED and batch.seq > before.lanes[batch.epoch, batch.lane]["last_seq"]:  # and not again
+    if reply.outcome in BOOKED and batch.seq > before.lanes[batch.epoch, batch.lane]["last_seq"]:  # but not twice
         usage = {Key(*each[:2]): each[2] for each in await connection.fetch(_USAGE, *number)}
         faults += _faults_of_leases(number, batch.leases, usage, before, after)
     return faults
@@ -232,7 +234,7 @@ def _faults_of_leases(
 
 
 def may_be_kept(incoming: Submission, reply: ExchangeReply) -> set[Kept]:
-    """By this answer."""
+    """Return what this reply did."""
     batch = incoming.batch
     number = (batch.epoch, batch.lane, batch.seq)
     if reply.outcome in REGRESSED:

@@ -1,4 +1,4 @@
-"""What must hold of the books at any moment, asked of the tables themselves: each row that comes back is a fault."""
+"""The invariants of the ledger at any moment, as queries on the tables: each row returned is a fault."""
 
 from coordinator.database.connection import Connection
 
@@ -8,7 +8,10 @@ async def faults_of_books(connection: Connection) -> list[str]:
 
 
 async def everything(connection: Connection) -> dict[str, str | None]:
-    """What each table holds, as one word. A pool that nothing was ever moved in says nothing, nor does its period."""
+    """Return the contents of each table, as one word.
+
+    A pool without transfers counts as absent, and so does its period.
+    """
     return {row["name"]: row["held"] for row in await connection.fetch(_EVERYTHING)}
 
 
@@ -40,7 +43,7 @@ def _rollup(width: str) -> str:
     return f"(({booked}) EXCEPT ({kept})) UNION ALL (({kept}) EXCEPT ({booked}))"
 
 
-# Both sides of each transfer, by account: what came from there is below zero. A pool is funded by a report as well.
+# Both sides of each transfer, by account; the source is negative. A report may fund a pool as well.
 _MOVED = """
     SELECT epoch, quota, period, charge_period, src AS account, dst AS other, -units AS units FROM transfer
     UNION ALL SELECT epoch, quota, period, charge_period, dst, src, units FROM transfer"""
@@ -62,7 +65,7 @@ _CORRECTION_SAYS = ", ".join(
      "('suspense_carried_in', -suspense_carried_in)", "('correction', -correction)"]
 )  # fmt: skip
 
-# From where to where units may move, and why.
+# The permitted sources, destinations and causes of transfers.
 _WAITING = ("outstanding", "suspense", "estimated", "written_off")
 _MOVES = {
     "funded": {"funding → unallocated"},
@@ -95,7 +98,7 @@ _MOVES = {
 }
 _MAY_MOVE = ", ".join(f"'{cause}: {move}'" for cause, moves in _MOVES.items() for move in moves)
 
-# What is told apart as beyond the limit, and by which book.
+# Usage that is marked as beyond the limit, and its accounts.
 _BEYOND = """
     SELECT quota, period, charge_period, epoch, units FROM transfer
     WHERE dst = 'consumed' AND dimensions ->> 'counted_as' = 'overage'"""

@@ -1,7 +1,7 @@
-"""A region as the machine plays it: a store that spends, freezes and hears, life after life.
+"""A region in the state machine: a store that spends, freezes and receives replies, incarnation after incarnation.
 
-It knows only what it was told and what it did, as a real one. What was really done is noted beside it, in the `Truth`,
-which no lie and no loss of data reaches.
+It knows only its replies and its own actions, as a real one does. What was really done is recorded in the `Truth`,
+which no false report and no data loss changes.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ ACKNOWLEDGED = {ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED, ExchangeOutco
 
 
 class Lie(StrEnum):
-    """What a broken store may say of a lease, and be found out by."""
+    """Faults that a broken store may report of a lease, and that the ledger detects."""
 
     A_LINE_TOO_MANY = "a_line_too_many"
     A_LINE_TOO_FEW = "a_line_too_few"
@@ -38,7 +38,7 @@ class Truth:
 
 @dataclass
 class Held:
-    """A lease as its store has it."""
+    """A lease as its store holds it."""
 
     granted: int = 0
     overage: int = 0
@@ -59,16 +59,16 @@ class Held:
 
 @dataclass
 class Memory:
-    """What a store may forget."""
+    """The data that a store may lose."""
 
     held: dict[Key, Held] = field(default_factory=dict)
-    seqs: Counter[int] = field(default_factory=Counter)  # of each lane, the last that was acknowledged
-    frozen: dict[int, str] = field(default_factory=dict)  # what waits for its receipt
+    seqs: Counter[int] = field(default_factory=Counter)  # the last acknowledged number of each lane
+    frozen: dict[int, str] = field(default_factory=dict)  # the batches without a receipt
 
 
 @dataclass
 class StoreIncarnation:
-    """One life of a region's store, in its epoch."""
+    """One incarnation of a region's store, in its epoch."""
 
     region: str
     epoch: int
@@ -82,7 +82,7 @@ class StoreIncarnation:
     is_over: bool = False
     forgot: bool = False
 
-    # --- what services do --------------------------------------------------------------------------------------------
+    # --- services ----------------------------------------------------------------------------------------------------
 
     def spend(self, key: Key, units: int, now: datetime) -> None:
         held = self.memory.held.get(key)
@@ -94,7 +94,7 @@ class StoreIncarnation:
         self.truth.done[self.epoch, key] += units
 
     def spend_without_asking(self, key: Key, units: int) -> None:
-        """As services do whose policy says so, and those whose work came out larger than its hold."""
+        """Spend without a check, as services with an open failure mode, or with usage larger than their hold."""
         if not self.is_over:
             self.memory.held.setdefault(key, Held()).consumed += units
             self.truth.done[self.epoch, key] += units
@@ -104,7 +104,7 @@ class StoreIncarnation:
             if quota in (None, key.quota):
                 held.returned += max(0, held.left - keep)
 
-    # --- what becomes of the store -----------------------------------------------------------------------------------
+    # --- the store ---------------------------------------------------------------------------------------------------
 
     def back_up(self) -> None:
         self.backup = deepcopy(self.memory)
@@ -114,7 +114,7 @@ class StoreIncarnation:
         if lost_data:
             self.memory = self.backup
 
-    # --- the conversation --------------------------------------------------------------------------------------------
+    # --- exchanges ---------------------------------------------------------------------------------------------------
 
     def freeze(self, lane: int, now: datetime, lie: Lie | None = None) -> str:
         if lane not in self.memory.frozen:

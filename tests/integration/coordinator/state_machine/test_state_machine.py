@@ -1,9 +1,9 @@
-"""All that regions, people and time may do to the ledger, in any order, on a real Postgres; its laws after each step.
+"""Regions, people and time act on the ledger in any order, on a real Postgres, and its invariants hold after each step.
 
-Books that are right (books.py) may still have been led there by a wrong step, so each step is judged as well (law.py).
-
-Hypothesis draws the steps and shortens what fails. Each run is one transaction that is rolled back, and each step is a
-savepoint in it, so the next run finds the same empty ledger. `LEASEHOLD_EXAMPLES` says how many runs.
+Correct rows (ledger_queries.py) may still result from a wrong step, so each step is checked as well
+(ledger_invariants.py). Hypothesis draws the steps and shortens what fails. Each run is one transaction that is rolled
+back, and each step is a savepoint in it, so the next run finds the same empty ledger. `LEASEHOLD_EXAMPLES` is the
+number of runs.
 """
 
 import asyncio
@@ -107,18 +107,18 @@ regions = st.sampled_from(REGIONS)
 quotas = st.sampled_from(sorted(QUOTAS))
 people = st.sampled_from(PEOPLE)
 units = st.integers(1, 40)
-nth = st.integers(0, 5)  # of whatever there is then, from the end
+nth = st.integers(0, 5)  # an index into the rows of that moment, from the end
 
 
 def promised(limit: int) -> LimitsDocument:
-    """With a cap that is as soft as the limit is high: people may debit more than that."""
+    """Return a quota whose soft cap equals its limit, so that people may debit more than is left."""
     base = document(limit)
     quotas = [replace(each, cap={"overage": 100}) if each.name == "mails" else each for each in base.quotas]
     return replace(base, quotas=quotas)
 
 
 class Ledger(RuleBasedStateMachine):
-    """One of these is one run."""
+    """The state machine; an instance is one run."""
 
     loop: asyncio.AbstractEventLoop
     connection: Connection
@@ -132,7 +132,7 @@ class Ledger(RuleBasedStateMachine):
         self.adjustments: list[UUID] = []
         self.overrides = 0
         self.nonces = 0
-        self.most: Counter[str] = Counter()  # that was ever promised of a quota
+        self.most: Counter[str] = Counter()  # ever granted as overdraft of a quota
         self.whole = self.connection.transaction()
         self.run(self.whole.start())
         self.seen = self.run(see(self.connection))
@@ -146,7 +146,7 @@ class Ledger(RuleBasedStateMachine):
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def step(self, operation: Awaitable[T]) -> T:
-        """As the coordinator runs it: a transaction of its own."""
+        """Run a step as the coordinator does, in a transaction of its own."""
 
         async def step() -> T:
             async with self.connection.transaction():
@@ -168,7 +168,7 @@ class Ledger(RuleBasedStateMachine):
             assert {name for name, held in after.items() if held != before[name]} <= but
 
     def refused_or(self, kind: type[T], operation: Awaitable[object]) -> T | None:
-        """The answer if it is of this kind; any other is a refusal, and has changed nothing."""
+        """Return the answer if it is of this kind; any other is a refusal, and has changed nothing."""
         answer: list[object] = []
         with self.nothing_changes(unless=lambda: isinstance(answer[0], kind)):
             answer.append(self.step(operation))
@@ -209,7 +209,7 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(region=regions, kept=st.booleans(), older=st.none() | nth)
     def a_store_begins(self, region: str, kept: bool, older: int | None) -> None:
-        """Another incarnation replaces the one before. It may know that its store has kept all of one of them."""
+        """Replace the incarnation by another one, which may claim that its store kept all data of one of them."""
         before = self.incarnations[region][-1] if self.incarnations[region] else None
         known = self.incarnation(region, older) if before and older is not None else None
         is_whole = known is not None and (kept if known is before else not known.forgot)
@@ -232,9 +232,7 @@ class Ledger(RuleBasedStateMachine):
         request = OpenEpoch(nonce=incarnation.nonce, fingerprint=incarnation.fingerprint + "+" * is_another)
         with self.nothing_changes():
             answer = self.step(open_epoch(self.connection, region, request, LANES, self.now))
-        is_first = (
-            incarnation is self.incarnations[region][0]
-        )  # who asks does not say that it has kept the epoch before
+        is_first = incarnation is self.incarnations[region][0]  # without a claim that the previous epoch is intact
         opened = EpochOpened(epoch=incarnation.epoch, lanes=LANES, is_whole=is_first)
         known = EpochRefusal.NONCE_OF_ANOTHER_INCARNATION if is_another else opened
         assert answer in (known, EpochRefusal.REGION_DOWN)
@@ -278,7 +276,7 @@ class Ledger(RuleBasedStateMachine):
         is_heard=st.booleans(),
     )
     def speak(self, speakers: set[str], waiting: int, demand_milli: int, is_heard: bool) -> None:
-        """Several regions at once are gathered."""
+        """Exchange in several regions at once, in one batch."""
         incarnations = [self.incarnation(region) for region in sorted(speakers)]
         calls = [self.call(incarnation, self.live(waiting, demand_milli)) for incarnation in incarnations]
         answers = self.deliver(calls)
@@ -293,7 +291,7 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(region=regions, older=nth, gives_back=st.booleans())
     def look_back(self, region: str, older: int, gives_back: bool) -> None:
-        """The evidence of an epoch that is over is reported by the next incarnation, which may want more for it."""
+        """Report the evidence of an ended epoch by the next incarnation, which may want more for it."""
         incarnation = self.incarnation(region, 1 + older)
         if gives_back and incarnation.is_over:
             incarnation.give_back()
@@ -317,7 +315,7 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(region=regions, lane=st.integers(0, LANES - 1))
     def say_what_no_store_says(self, region: str, lane: int) -> None:
-        """Gathered with what another says: of that it holds up nothing."""
+        """Exchange in one batch with a malformed exchange of another region, which must delay nothing."""
         incarnation, other = (
             self.incarnation(region),
             self.incarnation(next(each for each in REGIONS if each != region)),
@@ -338,9 +336,9 @@ class Ledger(RuleBasedStateMachine):
         is_denied=st.booleans(),
     )
     def go_back(self, region: str, lane: int, forgot: str, is_denied: bool) -> None:
-        """The store tells its last number otherwise, or less than it has told: its epoch is over.
+        """Report a last number again with another content, or smaller totals than before: that ends the epoch.
 
-        Whatever its next incarnation says, for instance that nothing was lost.
+        This holds whatever the next incarnation claims, for instance that nothing was lost.
         """
         incarnation = self.incarnation(region)
         batch = self.batch(incarnation, lane)
@@ -363,13 +361,13 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(region=regions, quota=quotas, units=units)
     def work(self, region: str, quota: str, units: int) -> None:
-        """What happens most of all."""
+        """Make the most frequent steps: spend and report."""
         self.incarnation(region).spend(self.key(quota), units, self.now)
         self.speak({region}, waiting=10, demand_milli=5_000, is_heard=True)
 
     @rule(region=regions, ms=st.sampled_from([4_200, 5_000]), returns=st.booleans())
     def be_cut_off(self, region: str, ms: int, returns: bool) -> None:
-        """Until what it has is set aside, or for almost as long; then it is heard again."""
+        """Silence a region until its leases expire, or almost that long; then let it report again."""
         self.now += timedelta(milliseconds=ms)
         self.expire()
         if returns:
@@ -386,8 +384,9 @@ class Ledger(RuleBasedStateMachine):
     def be_judged_before_it_is_heard_or_after(
         self, region: str, quota: str, units: int, end: tuple[ResolutionKind, int], lie: Lie | None
     ) -> None:
-        """People end what is set aside of its leases, and what it has to say comes a moment later, or earlier: the
-        books end alike, for an estimate gives way to the truth.
+        """Let people end the suspense of its leases, and its report come a moment later, or earlier.
+
+        The result must be the same, since evidence replaces an estimate.
         """
         incarnation = self.incarnation(region)
         incarnation.spend(self.key(quota), units, self.now)
@@ -413,7 +412,7 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(region=regions, quota=quotas, units=units)
     def the_ledger_is_put_back(self, region: str, quota: str, units: int) -> None:
-        """It forgets what it had given and booked; people let each lane go on, and nothing of it is lost."""
+        """Restore the ledger, which loses grants and reports; people resume each lane, and no usage is lost."""
         incarnation = self.incarnation(region)
         if self.state(incarnation) != "current" or self.is_shown_behind(incarnation):
             return
@@ -434,7 +433,7 @@ class Ledger(RuleBasedStateMachine):
         assert (incarnation.memory.frozen, self.quarantined() - before) == ({}, set())
 
     def is_shown_behind(self, incarnation: StoreIncarnation) -> bool:
-        """By a batch of a number that is still to come: another of that number would not be kept."""
+        """Show the loss by a batch of a future number; a second batch of that number would not be kept."""
         whole = [kept for kept in self.seen.kept if kept.epoch == incarnation.epoch and not kept.quota]
         return any(kept.seq > self.seen.lanes[kept.epoch, kept.lane]["last_seq"] for kept in whole)
 
@@ -447,7 +446,7 @@ class Ledger(RuleBasedStateMachine):
         return found.id if found else None
 
     def tried(self, *steps: Callable[[], None]) -> dict[Name, list[int]]:
-        """What becomes of the leases by these steps, which are undone; not of those that come into quarantine."""
+        """Return the leases after these steps, which are rolled back; quarantined ones are left out."""
         attempt = self.connection.transaction()
         self.run(attempt.start())
         try:
@@ -459,7 +458,7 @@ class Ledger(RuleBasedStateMachine):
             self.run(attempt.rollback())
             self.seen = self.run(see(self.connection))
 
-    # --- people and the clockwork ------------------------------------------------------------------------------------
+    # --- people and background jobs ----------------------------------------------------------------------------------
 
     @rule()
     def expire(self) -> None:
@@ -480,7 +479,7 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(which=nth, by=people)
     def approve(self, which: int, by: Actor) -> None:
-        """Twice: nothing is done twice."""
+        """Run the jobs twice: the second run must do nothing."""
         if self.proposals:
             id_ = self.proposals[-1 - which % len(self.proposals)]
             found = self.refused_or(Resolution, approve_resolution(self.connection, id_, by, self.now))
@@ -496,7 +495,7 @@ class Ledger(RuleBasedStateMachine):
         by=people,
     )
     def propose_to_adjust(self, quota: str, is_of_before: bool, kind: AdjustmentKind, units: int, by: Actor) -> None:
-        """The period that runs, or the one before, which may be closed. Said again, it is the same."""
+        """Close the current period, or the previous one, which may be closed already. Repeating it changes nothing."""
         key = self.key(quota)
         if is_of_before:
             key = Key(quota, period_at(period_of(key.period).calendar, period_of(key.period).starts_at - _A_MOMENT).id)
@@ -516,8 +515,9 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(which=nth, by=people, is_withdrawn=st.sampled_from([False, False, False, True]))
     def end_an_adjustment(self, which: int, by: Actor, is_withdrawn: bool) -> None:
-        """Once, and by two people, unless it is taken back. What is debited nobody needs, and what is written off is
-        billed.
+        """Adjust once, by two people, unless withdrawn.
+
+        Only free units are debited, and written off usage is billed no more.
         """
         if not self.adjustments:
             return
@@ -541,7 +541,7 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(quota=quotas, is_beyond=st.booleans())
     def debit_all_that_is_left(self, quota: str, is_beyond: bool) -> None:
-        """Or also what is there only because the cap is soft."""
+        """Debit also units that exist only because of the soft cap."""
         pool = self.seen.pools.get(self.key(quota))
         left = pool["unallocated"] - pool["overage"] if pool else 0
         units = left if pool is None or is_beyond else min(left, pool["spendable"])
@@ -551,8 +551,8 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(quota=quotas, units=units, carries=st.booleans())
     def a_period_ends(self, quota: str, units: int, carries: bool) -> None:
-        """What is leased of it runs out, and it is closed, unless people have something to do first; then its regions
-        tell what they had spent of it.
+        """Let the leases of a period expire and close it, unless people must act first; then let regions report their
+        usage of it.
         """
         period = self.key(quota).period
         if not self.all_of_it_is_known(period):
@@ -575,7 +575,7 @@ class Ledger(RuleBasedStateMachine):
         return answer
 
     def all_of_it_is_known(self, period: str) -> bool:
-        """By a lease of the ledger, whatever is done without asking."""
+        """Use a lease of the ledger, without a check."""
         incarnations = [incarnation for each in self.incarnations.values() for incarnation in each]
         names = {
             Name(incarnation.epoch, key)
@@ -628,7 +628,7 @@ class Ledger(RuleBasedStateMachine):
             with self.nothing_changes():
                 self.step(delete_override(self.connection, id_, PEOPLE[0], self.now))
 
-    # --- what must hold ----------------------------------------------------------------------------------------------
+    # --- invariants --------------------------------------------------------------------------------------------------
 
     @invariant()
     def the_books_are_right(self) -> None:
@@ -636,14 +636,14 @@ class Ledger(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_funded_that_nobody_promised(self) -> None:
-        """But what regions had been given by a ledger that forgot it, and is not there any more."""
+        """Grants of a ledger that lost them are excepted, because they are missing from it."""
         pools = self.seen.pools.items()
         assert [key for key, pool in pools if pool["funded"] > self.most[key.quota] + pool["rebased"]] == []
         assert [key for key, pool in pools if pool["soft_cap_extension"] > BEYOND[key.quota]] == []
 
     @invariant()
     def nothing_is_sold_twice(self) -> None:
-        """What regions admitted on their leases, told or not, lost or not."""
+        """Compare all admissions of regions on their leases, reported or not, lost or not."""
         pools = self.seen.pools
         there = {key: pool["funded"] + pool["soft_cap_extension"] + pool["credited"] for key, pool in pools.items()}
         over = {key: units for key, units in self.truth.admitted.items() if units > there.get(key, 0)}
@@ -656,20 +656,20 @@ class Ledger(RuleBasedStateMachine):
 
     @rule()
     def verify_all(self) -> None:
-        """From nothing, by the chains."""
+        """Recompute everything from the chains."""
         with self.nothing_changes():
             verification = self.step(verify(self.connection, self.now))
         assert verification.intact, verification.fault
 
     def who_may_still_spend_is_waited_for(self, names: list[Name]) -> None:
-        """And for a tenth of a lease longer, for clocks drift."""
+        """Allow a tenth of a lease more, because clocks drift."""
         incarnations = {incarnation.epoch: incarnation for each in self.incarnations.values() for incarnation in each}
         for name in names:
             held = incarnations[name.epoch].memory.held.get(name.key)
             until = held.expires_at if held and not incarnations[name.epoch].is_over else None
             assert until is None or until + tenth(TERMS.lease_ms) <= self.now, name
 
-    # --- how it is said ----------------------------------------------------------------------------------------------
+    # --- messages ----------------------------------------------------------------------------------------------------
 
     def incarnation(self, region: str, older: int = 0) -> StoreIncarnation:
         incarnations = self.incarnations[region]
@@ -685,7 +685,7 @@ class Ledger(RuleBasedStateMachine):
         return self.run(self.connection.fetchval("SELECT status FROM region WHERE name = $1", region))
 
     def live(self, waiting: int, demand_milli: int) -> LiveState:
-        """Of all quotas; `call` gives each lane its own."""
+        """Return the wants of all quotas; `call` gives each lane its own."""
         return LiveState(
             demands=[LeaseDemand(quota=quota, demand_milli=demand_milli, waiting=waiting) for quota in QUOTAS]
         )
@@ -712,7 +712,7 @@ class Ledger(RuleBasedStateMachine):
         return parse_exchanges(region, msgspec.json.encode(request))
 
     def batch(self, incarnation: StoreIncarnation, lane: int) -> FrozenBatch:
-        """What it would say next, if the coordinator is not ahead of it."""
+        """Return its next report, if the coordinator is not ahead of it."""
         last_seq = self.run(self.connection.fetchval(_LAST_SEQ, incarnation.epoch, lane))
         leases = [
             replace(lease, lines=[])
@@ -723,7 +723,7 @@ class Ledger(RuleBasedStateMachine):
     def deliver(self, calls: Sequence[ExchangeCall]) -> list[Applied]:
         answers: list[Applied] = []
         before = self.seen
-        # What shows that the ledger lost data is kept for people, and nothing else is done.
+        # Evidence of a ledger's data loss is kept for people, and has no other effect.
         with self.nothing_changes(unless=lambda: _outcomes(answers) & BOOKED, but=frozenset({"quarantine"})):
             answers += self.step(apply_exchanges(self.connection, self.documents, calls, TERMS, self.now))
         self.each_is_answered_as_it_must_be(calls, answers, before)
@@ -761,7 +761,7 @@ def _outcomes(answers: Sequence[Applied]) -> set[ExchangeOutcome]:
 
 
 def _faults(missing: Sequence[Missing]) -> Iterator[Missing]:
-    """What speaks against a close that nobody had a part in: drift is known of what is in quarantine."""
+    """Return the blockers of a close that need no people; drift is expected of quarantined leases."""
     quarantined = {(each.quota, each.epoch) for each in missing if each.what is Obstacle.QUARANTINE}
     for each in missing:
         if each.what in FINDS_A_FAULT and (each.quota, each.epoch) not in quarantined:
@@ -772,7 +772,7 @@ _CONSUMED = """
 SELECT epoch, quota, period, sum(consumed) FROM (SELECT epoch, quota, period, consumed FROM lease
     UNION ALL SELECT epoch, quota, charge_period, consumed FROM correction) AS booked GROUP BY 1, 2, 3
 """
-# By the transfers, of what each adjustment is about: usage and estimates, less what was written off of them before.
+# The units that each adjustment is about, by the transfers: usage and estimates, less earlier write-offs.
 _BILLED = """
 SELECT coalesce(sum(CASE WHEN dst IN ('consumed', 'estimated') THEN moved.units ELSE 0 END
     - CASE WHEN src = 'estimated' OR cause = 'replaces_estimate' THEN moved.units ELSE 0 END
@@ -789,14 +789,14 @@ UNION SELECT epoch, quota, charge_period FROM correction WHERE suspense_carried 
 
 @pytest.fixture
 def ledger(database: str) -> Iterator[type[Ledger]]:
-    """Runs one after the other on one connection, with the coordinator's own role."""
+    """Make runs one after the other on one connection, with the coordinator's own role."""
     with asyncio.Runner() as runner:
         Ledger.loop, Ledger.connection = runner.get_loop(), runner.run(asyncpg.connect(restricted(database)))
         yield Ledger
         runner.run(Ledger.connection.close())
 
 
-def test_nothing_that_may_happen_breaks_the_books(ledger: type[Ledger]) -> None:
+def test_no_sequence_of_steps_breaks_an_invariant(ledger: type[Ledger]) -> None:
     run_state_machine_as_test(
         ledger,
         settings=settings(

@@ -1,4 +1,4 @@
-"""Work that was done is booked whatever limits and blocks say, up to a ceiling, and by those who may."""
+"""Usage that has happened is booked despite limits and blocks, up to a ceiling, for callers that may adjust."""
 
 import asyncio
 from pathlib import Path
@@ -58,7 +58,7 @@ async def test_a_commit_is_refused_above_the_ceiling_and_booked_beyond_the_hold_
     await used(world, 1_000)
 
 
-async def test_what_a_hold_has_set_aside_may_be_committed_though_the_limit_was_lowered(world: World) -> None:
+async def test_a_hold_may_be_committed_after_the_limit_was_lowered(world: World) -> None:
     agent = await world.agent(adjust_ceiling=1)
     await agent.lease(60)
     one = await hold(agent, 50)
@@ -72,7 +72,7 @@ async def test_what_a_hold_has_set_aside_may_be_committed_though_the_limit_was_l
     assert (await agent.http.post(f"/v1/holds/{one}:commit", json={"units": 50})).status_code == 200
 
 
-async def test_work_of_a_blocked_subject_is_booked(world: World) -> None:
+async def test_usage_of_a_blocked_subject_is_booked(world: World) -> None:
     agent = await world.agent()
     await agent.lease(10)
     assert (
@@ -125,9 +125,7 @@ async def test_ten_trillion_units_on_a_new_allowance_are_booked_within_the_ceili
     await used(world, 10**13)
 
 
-async def test_work_is_booked_by_the_journal_where_a_region_that_is_cut_off_has_no_lease(
-    world: World, tmp_path: Path
-) -> None:
+async def test_the_journal_books_usage_in_a_partitioned_region_without_a_lease(world: World, tmp_path: Path) -> None:
     agent = await world.agent(journal_dir=tmp_path / "journal")
     world.weather.swallows_requests = True
     for _ in range(1_000):

@@ -1,4 +1,4 @@
-"""POST /v1/check and its neighbours, with everything real behind them."""
+"""POST /v1/check and related operations answer with everything real behind them."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ def problem(answer: httpx.Response) -> tuple[int, str, list[str]]:
     return answer.status_code, body["type"], [each["field"] for each in body.get("invalid_parameters", [])]
 
 
-async def test_an_admission_says_what_is_left(world: World) -> None:
+async def test_an_admission_has_the_remaining_units(world: World) -> None:
     agent = await world.agent()
     answer = await agent.check(cost=7)
     assert answer.status_code == 200
@@ -32,7 +32,7 @@ async def test_an_admission_says_what_is_left(world: World) -> None:
     assert "Retry-After" not in answer.headers
 
 
-async def test_a_denial_says_which_policy_and_when(world: World) -> None:
+async def test_a_denial_names_the_policy_and_when_to_retry(world: World) -> None:
     agent = await world.agent()
     for _ in range(2):
         answer = await agent.check(cost=60)
@@ -44,7 +44,7 @@ async def test_a_denial_says_which_policy_and_when(world: World) -> None:
     assert answer.headers["X-RateLimit-Limit"] == "100"
 
 
-async def test_a_request_that_meets_no_policy_is_allowed_and_says_so(world: World) -> None:
+async def test_a_request_without_a_matching_policy_is_allowed_without_figures(world: World) -> None:
     answer = await (await world.agent()).check({"tenant": "acme", "route": "/v1/other"})
     assert (answer.status_code, answer.json()["policies"]) == (200, [])
     assert "RateLimit" not in answer.headers
@@ -59,8 +59,8 @@ async def test_a_rate_admits_its_regions_share_of_the_burst(world: World) -> Non
     assert await world.usage() == 0, "a rate is not money: the ledger does not know it"
 
 
-async def test_a_check_of_what_may_run_at_once_may_look_and_is_sent_to_the_holds(world: World) -> None:
-    """Nobody would give back what a check took."""
+async def test_a_check_of_concurrency_is_refused_except_as_a_peek(world: World) -> None:
+    """A slot that a check took would never be released."""
     agent = await world.agent()
     report = {"tenant": "acme", "route": "/v1/reports"}
     for mode in ("enforce", "adjust"):
@@ -153,7 +153,7 @@ async def test_status_shows_the_lease_with_its_totals(world: World) -> None:
     assert 0 < lease["expires_in_ms"] <= 120_000
 
 
-async def test_readiness_and_metrics_tell_what_is_so(world: World) -> None:
+async def test_readiness_and_metrics_show_the_state(world: World) -> None:
     agent = await world.agent()
     assert (await agent.http.get("/readyz")).status_code == 200
     await agent.check(cost=5)
@@ -164,7 +164,7 @@ async def test_readiness_and_metrics_tell_what_is_so(world: World) -> None:
     assert "leasehold_policy_version 0.0" not in text
 
 
-async def test_an_agent_that_others_can_reach_asks_for_its_token(world: World) -> None:
+async def test_an_agent_reachable_by_others_requires_its_token(world: World) -> None:
     settings = world.settings("us-east", host="0.0.0.0", service_token="0123456789abcdef")
     async with running(settings) as agent:
         await agent.ready()
@@ -177,7 +177,7 @@ async def test_an_agent_that_others_can_reach_asks_for_its_token(world: World) -
         assert (await agent.http.get("/healthz")).status_code == 200
 
 
-async def test_before_any_policies_are_heard_the_agent_is_not_ready(world: World) -> None:
+async def test_an_agent_without_policies_is_not_ready(world: World) -> None:
     world.weather.swallows_requests = True
     async with running(world.settings("us-east")) as agent:
         assert problem(await agent.check())[0] == 503

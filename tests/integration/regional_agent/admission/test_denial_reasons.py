@@ -1,4 +1,4 @@
-"""Why a request is denied, and when it may pass: in the body, the headers, the problem's text and the metrics."""
+"""A denial has its reason and the time to retry in the body, the headers, the problem's text and the metrics."""
 
 import asyncio
 from typing import Any
@@ -85,7 +85,7 @@ async def test_a_hold_above_the_limit_and_one_above_all_slots_can_never_be_grant
         assert "Retry-After" not in denied.headers
 
 
-async def test_a_spent_limit_is_asked_for_again_when_the_period_ends(world: World) -> None:
+async def test_retry_after_of_a_spent_limit_is_the_end_of_the_period(world: World) -> None:
     agent = await world.agent()
     for _ in range(10):
         assert (await agent.check(cost=10)).status_code == 200
@@ -95,7 +95,7 @@ async def test_a_spent_limit_is_asked_for_again_when_the_period_ends(world: Worl
     assert (body["policies"][0]["remaining"], body["type"]) == (0, "/problems/quota-exceeded")
 
 
-async def test_units_that_are_only_held_are_waited_for_until_the_hold_ends(world: World) -> None:
+async def test_retry_after_of_held_units_is_the_end_of_the_hold(world: World) -> None:
     agent = await world.agent()
     await agent.lease(100)
     hold = {"subject": EXPORT, "units": 100, "ttl_ms": 40_000, "operation_id": "one"}
@@ -105,7 +105,7 @@ async def test_units_that_are_only_held_are_waited_for_until_the_hold_ends(world
     assert body["policies"][0]["reset_ms"] > 40_000
 
 
-async def test_a_region_that_is_cut_off_says_so_and_lets_nobody_wait(world: World) -> None:
+async def test_a_partitioned_region_denies_with_that_reason_and_without_waiting(world: World) -> None:
     agent, other = await world.agent(), await world.agent("eu-west")
     await agent.lease(10)
     world.weather.swallows_requests = True
@@ -129,7 +129,7 @@ async def test_a_region_that_is_cut_off_says_so_and_lets_nobody_wait(world: Worl
     raise AssertionError("the region is never reached again")
 
 
-async def test_who_waits_as_the_region_is_cut_off_is_answered_before_the_wait_is_over(world: World) -> None:
+async def test_a_waiting_request_is_answered_early_when_its_region_is_partitioned(world: World) -> None:
     """The policy lets a request wait for a minute; the test would time out if it did."""
     policies = [DOCUMENT["policies"][0] | {"wait": "10m"}, *DOCUMENT["policies"][1:]]
     assert (await world.admin.put("/v1/limits", json=DOCUMENT | {"policies": policies})).is_success
@@ -140,7 +140,7 @@ async def test_who_waits_as_the_region_is_cut_off_is_answered_before_the_wait_is
     assert reason(denied) == "cut_off"
 
 
-async def test_a_drained_region_says_so_and_not_that_the_month_has_to_end(world: World) -> None:
+async def test_a_drained_region_denies_with_that_reason(world: World) -> None:
     agent = await world.agent()
     assert (await agent.check()).status_code == 200
     assert (await world.admin.put("/v1/regions/us-east", json={"status": "draining"})).is_success
@@ -156,7 +156,7 @@ async def test_a_drained_region_says_so_and_not_that_the_month_has_to_end(world:
     raise AssertionError("it is drained for ever")
 
 
-async def test_where_the_store_cannot_be_asked_that_is_the_reason(world: World, its_store: Store) -> None:
+async def test_a_store_outage_is_the_reason_of_a_denial(world: World, its_store: Store) -> None:
     agent = await quiet_agent(world, store_url=its_store.url)
     its_store.stall()
     closed = await until_reason(agent, "store", subject=SEARCH)
@@ -171,7 +171,7 @@ async def test_where_the_store_cannot_be_asked_that_is_the_reason(world: World, 
     await world.agents.aclose()
 
 
-async def test_a_central_quota_without_the_coordinator_is_cut_off(world: World) -> None:
+async def test_a_central_quota_without_the_coordinator_is_denied_as_partitioned(world: World) -> None:
     quotas = [{"name": "c", "kind": "allowance", "limit": 10, "period": "month", "mode": "central"}]
     policies = [{"name": "c", "match": {"route": "/c"}, "by": ["tenant"], "quota": "c"}]
     await world.try_out({"quotas": quotas, "policies": policies})
@@ -183,7 +183,7 @@ async def test_a_central_quota_without_the_coordinator_is_cut_off(world: World) 
     assert denial(denied, 503)["type"] == "/problems/coordinator-unavailable"
 
 
-async def test_a_shadow_policy_says_why_it_would_deny(world: World) -> None:
+async def test_a_shadow_policy_has_the_reason_of_its_denial(world: World) -> None:
     await world.try_out()
     agent = await world.agent()
     verdict = await agent.whole.admission.decide(Check(subject=Subject(**SEARCH), cost=10))

@@ -1,4 +1,4 @@
-"""Who asks too often costs the store next to nothing, and is admitted no later for it."""
+"""A caller that is denied often costs the store next to nothing, and is admitted no later for it."""
 
 import pytest
 
@@ -29,8 +29,8 @@ async def test_an_abuser_costs_the_store_next_to_nothing(world: World) -> None:
     assert waits_ms == sorted(waits_ms, reverse=True), "the moment stands still, and comes nearer"
 
 
-async def test_a_denial_is_not_remembered_for_longer_than_the_store_denies(world: World) -> None:
-    """Where a look into the store finds room, the next check is admitted: nobody else asks here."""
+async def test_a_denial_is_not_cached_for_longer_than_the_store_denies(world: World) -> None:
+    """Once the store has room, the next check is admitted, as there are no other callers here."""
     await limited_to(world, "15/second, burst 3")
     agent = await world.agent()
     opened, was_denied = 0, False
@@ -44,7 +44,7 @@ async def test_a_denial_is_not_remembered_for_longer_than_the_store_denies(world
     raise AssertionError("it never opened again")
 
 
-async def test_a_replay_is_answered_from_its_record_though_the_rate_denies(world: World) -> None:
+async def test_a_replay_is_answered_from_its_record_even_if_the_rate_denies(world: World) -> None:
     agent = await world.agent()
     assert (await agent.check(SEARCH, operation_id="one")).status_code == 200
     while (await agent.check(SEARCH)).status_code == 200:

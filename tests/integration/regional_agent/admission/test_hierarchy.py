@@ -1,4 +1,4 @@
-"""A user within a tenant within a plan within a global ceiling: all hold at once, in one round trip to the store."""
+"""Limits of user, tenant, plan and all apply to a request at once, in one round trip to the store."""
 
 from collections import Counter
 from typing import Any
@@ -38,12 +38,12 @@ async def agent(world: World) -> Agent:
 
 
 async def asked(agent: Agent, tenant: str, user: str, times: int) -> Counter[str | None]:
-    """By which policy denied, None for what was admitted."""
+    """Count outcomes by the denying policy, which is None for admissions."""
     answers = [await agent.check({"tenant": tenant, "user": user}) for _ in range(times)]
     return Counter(answer.json()["denied_by"] for answer in answers)
 
 
-async def test_each_level_holds_and_the_tightest_denies(agent: Agent) -> None:
+async def test_each_level_applies_and_the_tightest_denies(agent: Agent) -> None:
     assert await asked(agent, "acme", "ann", 7) == {None: 5, "by-user": 2}
     assert await asked(agent, "acme", "bob", 4) == {None: 3, "by-tenant": 1}
     assert await asked(agent, "initech", "cy", 5) == {None: 5}
@@ -52,7 +52,7 @@ async def test_each_level_holds_and_the_tightest_denies(agent: Agent) -> None:
     assert await asked(agent, "globex", "fay", 3) == {None: 1, "by-everybody": 2}
 
 
-async def test_what_one_level_denies_is_taken_of_none(world: World, agent: Agent) -> None:
+async def test_a_request_denied_by_one_level_is_charged_by_none(world: World, agent: Agent) -> None:
     await asked(agent, "acme", "ann", 30)
     assert (await agent.check({"tenant": "acme", "user": "bob"}, cost=3)).status_code == 200
     used = {}
@@ -72,7 +72,7 @@ async def test_what_one_level_denies_is_taken_of_none(world: World, agent: Agent
 
 async def test_all_levels_are_one_call_of_the_store(world: World) -> None:
     assert (await world.admin.put("/v1/limits", json=document(times=1_000))).is_success
-    agent = await world.agent(report_interval_ms=60_000)  # nothing else speaks to the store meanwhile
+    agent = await world.agent(report_interval_ms=60_000)  # nothing else calls the store meanwhile
     ann = {"tenant": "acme", "user": "ann"}
     assert (await agent.check(ann, cost=1_000, mode="peek")).status_code == 200  # every level has its lease
     await until(lambda: not agent.region.quotas.due())
@@ -82,7 +82,7 @@ async def test_all_levels_are_one_call_of_the_store(world: World) -> None:
     assert agent.region.store.calls - before == 1
 
 
-async def test_who_moves_to_another_plan_counts_there(world: World, agent: Agent) -> None:
+async def test_a_tenant_that_moves_to_another_plan_counts_there(world: World, agent: Agent) -> None:
     assert await asked(agent, "acme", "ann", 2) == {None: 2}
     before = agent.region.admission.policies
     assert (await world.admin.put("/v1/subscriptions/acme", json={"plan": "free"})).is_success

@@ -1,4 +1,4 @@
-"""Holds, with everything real behind them: reserved here, and billed for what was used."""
+"""Holds reserve units and bill what was used, with everything real behind them."""
 
 import asyncio
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -55,11 +55,11 @@ async def becomes(look: Callable[[], Awaitable[object]], wanted: object) -> None
 
 
 async def pass_ms(agent: Agent, ms: int) -> None:
-    """On the store's clock."""
+    """Let time pass on the store's clock."""
     await agent.region.store.call("HINCRBY", keys.FENCE, "mono", ms * 1000)
 
 
-async def test_what_was_reserved_is_billed_for_what_was_used(world: World, agent: Agent) -> None:
+async def test_a_hold_is_billed_for_its_commit(world: World, agent: Agent) -> None:
     answer = await hold(agent, 40)
     body = answer.json()
     assert (answer.status_code, body["units"], body["expires_in_ms"], body["degraded"]) == (201, 40, 60_000, None)
@@ -105,7 +105,7 @@ async def test_a_hold_ends_once(world: World, agent: Agent) -> None:
     assert (await say(agent, other, "commit", units=1)).status_code == 409
 
 
-async def test_what_is_used_beyond_the_limit_is_overage(world: World, agent: Agent) -> None:
+async def test_usage_beyond_the_limit_is_overage(world: World, agent: Agent) -> None:
     hold_id = await held(agent, 40)
     assert (await say(agent, hold_id, "commit", units=130)).status_code == 200
     await becomes(world.usage, 130)
@@ -113,7 +113,7 @@ async def test_what_is_used_beyond_the_limit_is_overage(world: World, agent: Age
     assert (quota["funded"], quota["overage"], quota["consumed"]) == (100, 30, 130)
 
 
-async def test_a_denial_is_that_of_a_check(agent: Agent) -> None:
+async def test_a_denied_hold_answers_like_a_denied_check(agent: Agent) -> None:
     denied, check = (await hold(agent, 101)).json(), (await agent.check(cost=101)).json()
     assert denied["type"] == check["type"] == "/problems/cost-above-limit"
     assert denied["denied_by"] == "export"
@@ -133,7 +133,7 @@ async def test_slots_are_taken_and_given_back_with_holds(agent: Agent) -> None:
     assert (await hold(agent, 500, subject=report, operation_id="last")).status_code == 201
 
 
-async def test_a_block_is_told_as_to_a_check(world: World, agent: Agent) -> None:
+async def test_a_blocked_hold_answers_like_a_blocked_check(world: World, agent: Agent) -> None:
     block = {"field": "tenant", "value": "acme", "reason": "test"}
     headers = {"Idempotency-Key": "block"}
     assert (await world.admin.post("/v1/blocks", json=block, headers=headers)).is_success
@@ -175,7 +175,7 @@ async def test_bad_input_is_named(agent: Agent, changed: dict[str, Any], field: 
         ("release", {"units": 1}, "units"),
     ],
 )
-async def test_bad_words_about_a_hold_are_named(agent: Agent, action: str, body: dict[str, int], field: str) -> None:
+async def test_bad_changes_of_a_hold_are_named(agent: Agent, action: str, body: dict[str, int], field: str) -> None:
     hold_id = await held(agent)
     answer = await say(agent, hold_id, action, **body)
     assert answer.status_code == 422
@@ -184,7 +184,7 @@ async def test_bad_words_about_a_hold_are_named(agent: Agent, action: str, body:
 
 
 @pytest.mark.parametrize("strange", ["none", "a.b.c.d", "AAAAAAAAAAAAAAAAAAAAAA.1.1.!", "A" * 9_000])
-async def test_what_is_no_hold_is_not_known(agent: Agent, strange: str) -> None:
+async def test_an_invalid_id_of_a_hold_is_unknown(agent: Agent, strange: str) -> None:
     hold_id = await held(agent)
     inner = agent.whole.holds.seal.open(hold_id)
     elsewhere = HoldSeal()
@@ -194,7 +194,7 @@ async def test_what_is_no_hold_is_not_known(agent: Agent, strange: str) -> None:
         assert (answer.status_code, answer.json()["type"]) == (404, "/problems/hold-unknown")
 
 
-async def test_an_id_tells_nothing_and_cannot_be_changed(agent: Agent) -> None:
+async def test_an_id_reveals_nothing_and_cannot_be_changed(agent: Agent) -> None:
     hold_id = await held(agent)
     inner = agent.whole.holds.seal.open(hold_id)
     assert any("tenant=acme" in part.quota for part in inner.parts)
@@ -207,7 +207,7 @@ async def test_an_id_tells_nothing_and_cannot_be_changed(agent: Agent) -> None:
     assert (await agent.http.get(f"/v1/holds/{hold_id}")).json()["state"] == "open"
 
 
-async def test_nothing_is_set_aside_while_no_id_can_be_sealed(agent: Agent) -> None:
+async def test_nothing_is_held_while_no_id_can_be_sealed(agent: Agent) -> None:
     hold_id = await held(agent, 5)
     seal, agent.whole.holds.seal = agent.whole.holds.seal, HoldSeal()
     assert (await hold(agent)).status_code == 503
@@ -217,7 +217,7 @@ async def test_nothing_is_set_aside_while_no_id_can_be_sealed(agent: Agent) -> N
     assert lease["held"] == 5
 
 
-async def test_where_nothing_is_limited_nothing_is_held_and_the_id_says_so(agent: Agent) -> None:
+async def test_a_hold_without_limits_holds_nothing_and_its_id_encodes_that(agent: Agent) -> None:
     answer = await hold(agent, subject={"tenant": "acme", "route": "/v1/other"})
     assert (answer.status_code, answer.json()["policies"]) == (201, [])
     for action, body in (("extend", {"ttl_ms": 5}), ("commit", {"units": 5}), ("release", {})):
@@ -225,7 +225,7 @@ async def test_where_nothing_is_limited_nothing_is_held_and_the_id_says_so(agent
         assert (told.status_code, told.json()["state"]) == (200, "nothing_held")
 
 
-async def test_what_runs_out_is_free_again_or_charged_though_nobody_asks(world: World, agent: Agent) -> None:
+async def test_an_expired_hold_is_freed_or_charged_without_a_request(world: World, agent: Agent) -> None:
     agent.region.quotas.check_held_ms = 20
     await held(agent, 30)
     charged = await held(agent, 20, subject=RENDER, operation_id="charged")
@@ -258,7 +258,7 @@ async def left_of(world: World, epoch: int) -> tuple[int, int, int]:
     return lease["outstanding"], lease["consumed"], lease["returned"]
 
 
-async def test_any_agent_of_the_region_is_told(world: World, agent: Agent) -> None:
+async def test_any_agent_of_the_region_ends_a_hold(world: World, agent: Agent) -> None:
     hold_id = await held(agent)
     other = await world.agent()
     assert (await say(other, hold_id, "commit", units=5)).status_code == 200
@@ -278,7 +278,7 @@ async def test_without_the_store_nothing_is_held_and_nothing_is_lost(agent: Agen
     assert (await say(agent, hold_id, "commit", units=5)).status_code == 200
 
 
-async def test_a_region_that_drains_gives_back_what_is_held_when_its_hold_has_ended(world: World, agent: Agent) -> None:
+async def test_a_draining_region_returns_held_units_when_their_hold_has_ended(world: World, agent: Agent) -> None:
     agent.region.exchange_loop.offer_again_ms = 20
     hold_id = await held(agent, 30)
     epoch = agent.region.epochs.current.epoch if agent.region.epochs.current else 0
@@ -293,7 +293,7 @@ async def outstanding(world: World, epoch: int) -> int:
     return sum(lease["outstanding"] for lease in await world.leases(epoch))
 
 
-async def test_who_leaves_and_returns_all_waits_for_holds(world: World, agent: Agent) -> None:
+async def test_a_shutdown_that_returns_leases_waits_for_holds(world: World, agent: Agent) -> None:
     hold_id = await held(agent, 30)
     epoch = agent.region.epochs.current.epoch if agent.region.epochs.current else 0
     leaving = asyncio.create_task(agent.region.leave(return_unspent=True))
@@ -305,9 +305,7 @@ async def test_who_leaves_and_returns_all_waits_for_holds(world: World, agent: A
     assert await outstanding(world, epoch) == 0
 
 
-async def test_who_leaves_waits_for_longer_than_it_takes_to_say_so_until_the_hold_runs_out(
-    world: World, agent: Agent
-) -> None:
+async def test_a_shutdown_waits_until_a_hold_expires(world: World, agent: Agent) -> None:
     await held(agent, 30, ttl_ms=3_600_000)
     incarnation = agent.region.epochs.current
     assert incarnation is not None
@@ -322,7 +320,7 @@ async def test_who_leaves_waits_for_longer_than_it_takes_to_say_so_until_the_hol
     assert await outstanding(world, incarnation.epoch) == 0
 
 
-async def test_who_leaves_without_returning_anything_waits_for_no_hold(world: World, agent: Agent) -> None:
+async def test_a_shutdown_that_keeps_leases_waits_for_no_hold(world: World, agent: Agent) -> None:
     await held(agent, 30, ttl_ms=3_600_000)
     async with asyncio.timeout(60):
         await agent.region.leave(return_unspent=False)

@@ -1,6 +1,6 @@
-"""Callers that come once and never again leave nothing behind: every key has a time to live, but for accounting.
+"""Keys of callers that never return expire, except those of accounting.
 
-LEASEHOLD_TEST_KEYS says how many of them; `./dev bench keys --seconds 600` shows the same of a million, in real time.
+LEASEHOLD_TEST_KEYS is their number; `./dev bench keys --seconds 600` shows the same for a million, in real time.
 """
 
 import os
@@ -16,7 +16,7 @@ from tests.integration.regional_agent.world import DOCUMENT, Agent, World, until
 pytestmark = pytest.mark.anyio
 
 KEYS = int(os.environ.get("LEASEHOLD_TEST_KEYS", "10000"))
-SPARE_BYTES = 200_000  # what buffers and tables of the store's own may differ by
+SPARE_BYTES = 200_000  # tolerance for buffers and tables of the store itself
 
 
 @pytest.fixture
@@ -27,24 +27,24 @@ async def agent(world: World) -> Agent:
 
 
 async def forgotten(connection: StoreConnection, agent: Agent, ms: int) -> Survey:
-    """What is left when all had so much time.
+    """Return the keys that are left after so much time.
 
-    A rate whose bucket ran empty is shared with other regions as long as it is asked for much: each report writes its
-    demands and its share again, and they live from then on.
+    A rate with an empty bucket is shared with other regions while its demand is high: each report writes its demands
+    and its share again, and they live from then on.
     """
     await until(lambda: not any(cell.share_loop.reported_limits() for cell in agent.whole.cells))
     await age(connection, ms)
     return await survey(connection)
 
 
-async def test_the_store_forgets_who_does_not_come_back(world: World, agent: Agent) -> None:
+async def test_the_store_forgets_callers_that_do_not_return(world: World, agent: Agent) -> None:
     async def post(path: str, body: dict[str, Any]) -> httpx.Response:
         return await agent.http.post(path, json=body)
 
     connection = agent.region.store
     assert isinstance(connection, StoreConnection)
     assert (await agent.check(operation_id="o-1")).status_code == 200
-    await ask(post, BATCH, 0)  # so that what is made once is there
+    await ask(post, BATCH, 0)  # so that everything created once exists
     before = await forgotten(connection, agent, 24 * 3_600_000)
     await ask(post, KEYS, 0)
     full = await survey(connection)

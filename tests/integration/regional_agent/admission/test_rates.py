@@ -1,4 +1,4 @@
-"""Every way to count a rate, from the limits document to the answer that a service gets."""
+"""Every algorithm of a rate works from the limits document to the answer to a service."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ def document(algorithm: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("algorithm", sorted(RateAlgorithm))
-async def test_a_region_admits_its_share_whichever_way_it_is_counted(world: World, algorithm: str) -> None:
+async def test_a_region_admits_its_share_by_every_algorithm(world: World, algorithm: str) -> None:
     assert (await world.admin.put("/v1/limits", json=document(algorithm))).is_success
     agent = await world.agent()
     subject = {"tenant": "acme", "route": "/v1/search", "method": "GET"}
@@ -38,7 +38,7 @@ async def test_a_region_admits_its_share_whichever_way_it_is_counted(world: Worl
         assert denied.headers["RateLimit-Policy"] == '"search";q=10;w=3600'
 
 
-async def test_a_change_of_the_algorithm_is_in_force_at_once_and_begins_anew(world: World) -> None:
+async def test_a_change_of_the_algorithm_applies_at_once_and_starts_without_state(world: World) -> None:
     assert (await world.admin.put("/v1/limits", json=document("fixed_window"))).is_success
     agent = await world.agent()
     subject = {"tenant": "acme", "route": "/v1/search", "method": "GET"}

@@ -1,4 +1,4 @@
-"""Values that no quota key may hold: the agent refuses them by field, before anything counts or is sent."""
+"""The agent refuses values that no quota key may hold, by field, before anything counts or is sent."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -43,7 +43,7 @@ async def doors(world: World) -> AsyncIterator[Doors]:
         yield doors
 
 
-async def test_every_door_refuses_it_with_its_field(doors: Doors) -> None:
+async def test_every_operation_refuses_the_value_with_its_field(doors: Doors) -> None:
     for what, (subject, field) in HOSTILE.items():
         for client in (doors.fast, doors.slow):
             answer = await client.post("/v1/check", json={"subject": subject})
@@ -76,8 +76,8 @@ async def test_the_engine_and_the_client_name_the_field(world: World) -> None:
 
 
 @pytest.mark.parametrize("cost", [9_007_199_254_740_991, 10**14])
-async def test_an_absurd_adjustment_leaves_other_tenants_alone(world: World, cost: int) -> None:
-    """It says demand that no message could carry: every exchange of the agent was refused."""
+async def test_an_absurd_adjustment_does_not_affect_other_tenants(world: World, cost: int) -> None:
+    """Its demand exceeded what a message can carry, so every exchange of the agent used to be refused."""
     agent = await world.agent()
     await agent.check(EXPORT | {"tenant": "big"}, cost=cost, mode="adjust")
     for number in range(5):
@@ -109,7 +109,7 @@ async def test_a_malformed_check_of_a_batch_is_answered_by_itself(world: World, 
     assert await _used(doors.slow) == before + 4 * len(wrong)
 
 
-async def test_a_name_that_stands_twice_in_one_check_of_a_batch_refuses_that_check(doors: Doors) -> None:
+async def test_a_repeated_name_in_one_check_of_a_batch_refuses_that_check(doors: Doors) -> None:
     twice = b'{"checks": [{"subject": {"route": "/a"}}, {"subject": {"tenant": "a", "tenant": "b"}}]}'
     for client in (doors.fast, doors.slow):
         answer = await doors.post(client, twice, "/v1/check:batch")

@@ -1,4 +1,4 @@
-"""Policies that are tried out: what they would have said is told and counted, and nobody is denied for it."""
+"""Shadow policies report and count what they would decide, and never deny."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ SEARCH, OPEN, NOWHERE, REPORT = (
 
 
 def trial(**more: Any) -> dict[str, list[dict[str, Any]]]:
-    """One rate in shadow: of its units this region has five."""
+    """Return one rate in shadow, of which this region has five units."""
     quota = {"name": "trial", "kind": "rate", "limit": "3/hour, burst 15", "sharing": "regional"}
     return {
         "quotas": [quota],
@@ -32,7 +32,7 @@ async def agent(world: World) -> Agent:
 
 
 def shadow_of(answer: Any) -> tuple[bool, int]:
-    """Allowed, and remaining."""
+    """Return whether it was allowed, and what remains."""
     (told,) = (policy for policy in answer.json()["policies"] if policy["shadow"])
     return told["allowed"], told["remaining"]
 
@@ -42,7 +42,7 @@ async def counted(agent: Agent, answer: str) -> float:
     return await metric(agent, f'leasehold_checks_total{{answer="{answer}",policy="trial",reason="{reason}"}}')
 
 
-async def test_what_it_would_have_said_is_told_and_counted_and_denies_nobody(agent: Agent) -> None:
+async def test_a_shadow_decision_is_returned_and_counted_and_denies_nothing(agent: Agent) -> None:
     answers = [await agent.check(SEARCH) for _ in range(8)]
     assert [shadow_of(answer) for answer in answers] == [(True, n) for n in (4, 3, 2, 1, 0)] + [(False, 0)] * 3
     for answer in answers:
@@ -54,14 +54,14 @@ async def test_what_it_would_have_said_is_told_and_counted_and_denies_nobody(age
     assert [await counted(agent, answer) for answer in ("shadow_allowed", "shadow_denied")] == [5, 3]
 
 
-async def test_where_nothing_else_matches_there_are_no_headers_and_no_denial(agent: Agent) -> None:
+async def test_a_shadow_alone_adds_no_headers_and_no_denial(agent: Agent) -> None:
     answers = [await agent.check(NOWHERE) for _ in range(6)]
     assert [answer.status_code for answer in answers] == [200] * 6
     assert shadow_of(answers[5]) == (False, 0)
     assert not any(name.startswith(("ratelimit", "x-ratelimit")) for name in answers[5].headers)
 
 
-async def test_a_denial_says_when_who_enforces_it_has_room(agent: Agent) -> None:
+async def test_retry_after_is_of_the_enforced_policy(agent: Agent) -> None:
     assert [(await agent.check(SEARCH, cost=cost)).status_code for cost in (5, 4)] == [200, 200]
     denied = (await agent.check(SEARCH, cost=4)).json()
     enforced, shadow = denied["policies"]
@@ -69,7 +69,7 @@ async def test_a_denial_says_when_who_enforces_it_has_room(agent: Agent) -> None
     assert denied["retry_after_ms"] == enforced["retry_after_ms"] < shadow["retry_after_ms"]
 
 
-async def test_a_denial_names_who_enforces_it_and_is_not_remembered_for_a_shadow(agent: Agent) -> None:
+async def test_a_denial_names_the_enforced_policy_and_is_not_cached_for_a_shadow(agent: Agent) -> None:
     for cost in (5, 90, 4):
         assert (await agent.check(EXPORT, cost=cost)).status_code == 200, "the shadow has five, once"
     denied = await agent.check(EXPORT, cost=4)
@@ -79,7 +79,7 @@ async def test_a_denial_names_who_enforces_it_and_is_not_remembered_for_a_shadow
     assert agent.region.store.calls > before, "units of an allowance may come at any moment, whatever its shadow says"
 
 
-async def test_a_request_waits_for_its_lease_whatever_its_shadow_says(world: World) -> None:
+async def test_a_request_waits_for_its_lease_whatever_its_shadow_decides(world: World) -> None:
     await world.try_out(trial())
     world.weather.swallows_requests = False
     agent = await world.agent()
@@ -109,7 +109,7 @@ async def test_a_hot_key_with_a_shadow_is_counted_to_the_unit(world: World) -> N
 # --- holds ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_slot_that_is_tried_out_denies_no_hold_and_no_check(world: World) -> None:
+async def test_a_shadow_of_slots_denies_no_hold_and_no_check(world: World) -> None:
     await world.try_out()
     agent = await world.agent()
     assert (await agent.check(EXPORT, cost=80, mode="peek")).status_code == 200
@@ -125,7 +125,7 @@ async def test_a_slot_that_is_tried_out_denies_no_hold_and_no_check(world: World
     assert (await agent.http.get("/v1/status")).json()["slots"] == []
 
 
-async def test_a_hold_that_meets_shadows_only_is_granted_and_ends_as_one_of_nothing(world: World) -> None:
+async def test_a_hold_with_shadows_only_is_granted_and_ends_without_units(world: World) -> None:
     await world.try_out()
     agent = await world.agent()
     for number in range(3):
@@ -140,7 +140,9 @@ async def test_a_hold_that_meets_shadows_only_is_granted_and_ends_as_one_of_noth
 @pytest.mark.parametrize(
     ("mode", "says"), [("closed", [False] * 4), ("open", [True] * 4), ("local", [True] * 2 + [False] * 2)]
 )
-async def test_a_shadows_failure_mode_is_told_and_denies_nobody(world: World, mode: str, says: list[bool]) -> None:
+async def test_the_failure_mode_of_a_shadow_is_returned_and_denies_nothing(
+    world: World, mode: str, says: list[bool]
+) -> None:
     await world.try_out(trial(on_store_failure=mode, **({"local_fraction": 0.4} if mode == "local" else {})))
     agent = await world.agent()
     await agent.whole.store.close()
@@ -153,7 +155,7 @@ async def test_a_shadows_failure_mode_is_told_and_denies_nobody(world: World, mo
     assert (closed.status_code, closed.json()["denied_by"]) == (503, "search")
 
 
-async def test_what_is_denied_without_the_store_takes_nothing_of_a_shadow(world: World) -> None:
+async def test_a_denial_during_a_store_outage_takes_nothing_of_a_shadow(world: World) -> None:
     await world.try_out(trial(on_store_failure="local"))
     agent = await world.agent()
     await agent.whole.store.close()
@@ -164,7 +166,7 @@ async def test_what_is_denied_without_the_store_takes_nothing_of_a_shadow(world:
     assert [shadow_of(await agent.check(NOWHERE)) for _ in range(2)] == [(True, 0), (False, 0)], "the one that it has"
 
 
-async def test_it_is_enforced_from_where_it_counted(world: World, agent: Agent) -> None:
+async def test_enforcement_continues_from_the_count_of_a_shadow(world: World, agent: Agent) -> None:
     for _ in range(5):
         await agent.check(NOWHERE)
     before = agent.region.admission.policies

@@ -1,4 +1,4 @@
-"""Slices on a real store, through every door: the same answers as without, for a fraction of the calls."""
+"""Slices on a real store give the same answers as without them in every operation, for a fraction of the calls."""
 
 import asyncio
 import random
@@ -88,8 +88,8 @@ def in_middleware(engine: Engine, stack: AsyncExitStack) -> Ask:
     return ask
 
 
-async def test_every_door_gives_out_the_same_slice_by_slice(doors: Doors, world: World) -> None:
-    """Each to a tenant of its own, who asks for the same."""
+async def test_every_operation_admits_the_same_from_slices(doors: Doors, world: World) -> None:
+    """Use each operation for a tenant of its own, with the same checks."""
     async with engine_of(world, store_timeout_ms=5_000) as engine, AsyncExitStack() as stack:
         ways = {
             "fast": over_http(doors.fast),
@@ -113,7 +113,7 @@ async def test_every_door_gives_out_the_same_slice_by_slice(doors: Doors, world:
 
 
 async def crowd(agent: Agent, times: int) -> int:
-    """How many of so many pass, fifty at a time."""
+    """Return how many of so many checks pass, fifty at a time."""
     passed = 0
     for _ in range(times // 50):
         answers = await asyncio.gather(*(agent.check(HOT) for _ in range(50)))
@@ -121,13 +121,13 @@ async def crowd(agent: Agent, times: int) -> int:
     return passed
 
 
-async def test_of_a_crowd_exactly_the_limit_passes_with_few_calls(doors: Doors) -> None:
+async def test_exactly_the_limit_of_parallel_checks_passes_with_few_calls(doors: Doors) -> None:
     before = doors.agent.region.breaker.calls
     assert await crowd(doors.agent, 1_200) == BURST
     assert doors.agent.region.breaker.calls - before < 400
 
 
-async def test_a_quota_may_have_none(doors: Doors, world: World) -> None:
+async def test_slices_can_be_disabled_for_a_quota(doors: Doors, world: World) -> None:
     before = doors.agent.region.admission.policies
     assert (await world.admin.put("/v1/limits", json=document(slices=False))).is_success
     await until(lambda: doors.agent.region.admission.policies is not before)
@@ -135,8 +135,8 @@ async def test_a_quota_may_have_none(doors: Doors, world: World) -> None:
     assert doors.agent.region.slices.taken == 0
 
 
-async def test_what_was_taken_by_older_limits_is_not_given_out_by_newer_ones(doors: Doors, world: World) -> None:
-    """Of a key that stays hot: its slice would last as long as it is asked for, and be refilled by what it is of."""
+async def test_slices_of_older_limits_are_not_used_under_newer_ones(doors: Doors, world: World) -> None:
+    """The key stays hot, so its old slice would last as long as it is used, and be refilled."""
     region, narrow = doors.agent.region, 10
     before = region.admission.policies
     assert (await world.admin.put("/v1/limits", json=document("3/hour, burst 60000"))).is_success
@@ -148,15 +148,15 @@ async def test_what_was_taken_by_older_limits_is_not_given_out_by_newer_ones(doo
         assert await crowd(doors.agent, 50) > 0
     assert region.slices.taken
     assert region.slices.units_here("api:tenant=acme") == 0
-    await doors.agent.check(HOT, mode="peek")  # behind whatever goes back yet
+    await doors.agent.check(HOT, mode="peek")  # after units that are still being returned
     assert await crowd(doors.agent, 500) <= narrow
     assert (await putting).is_success
 
 
-async def test_an_adjustment_takes_what_lies_here_before_the_bucket_goes_below_zero(doors: Doors) -> None:
+async def test_an_adjustment_takes_slices_before_the_bucket_goes_below_zero(doors: Doors) -> None:
     slicing = doors.agent.region.slices
     assert await crowd(doors.agent, 300) == 300
-    while not slicing.units_here("api:tenant=acme"):  # it may have gone back by now
+    while not slicing.units_here("api:tenant=acme"):  # it may have been returned by now
         assert await crowd(doors.agent, 50) == 50
     adjusted = await doors.agent.check(HOT, cost=2 * BURST, mode="adjust")
     assert said(adjusted.json()) == (True, 0)
@@ -164,7 +164,7 @@ async def test_an_adjustment_takes_what_lies_here_before_the_bucket_goes_below_z
     assert slicing.units_here("api:tenant=acme") == 0
 
 
-async def test_what_lies_with_an_agent_goes_back_when_it_leaves(world: World) -> None:
+async def test_slices_are_returned_at_shutdown(world: World) -> None:
     assert (await world.admin.put("/v1/limits", json=document())).is_success
     other = await world.agent(store_timeout_ms=5_000)
     async with opened(world, store_timeout_ms=5_000) as doors:
@@ -174,7 +174,7 @@ async def test_what_lies_with_an_agent_goes_back_when_it_leaves(world: World) ->
 
 
 async def test_a_client_that_hangs_up_takes_no_slice_with_it(doors: Doors) -> None:
-    """The one whose request asks for a slice: it comes all the same, and the next does not ask for ever."""
+    """The request of this client fetches a slice, which arrives all the same, and later ones do not fetch for ever."""
     gone = [asyncio.create_task(doors.agent.check(HOT)) for _ in range(30)]
     await until(lambda: doors.agent.region.breaker.calls > 0)
     for task in gone:
@@ -184,7 +184,7 @@ async def test_a_client_that_hangs_up_takes_no_slice_with_it(doors: Doors) -> No
     assert doors.agent.region.slices.taken <= doors.agent.region.breaker.calls < 330
 
 
-async def test_hot_keys_are_listed_with_what_lies_here_of_them(doors: Doors) -> None:
+async def test_hot_keys_are_listed_with_their_slices(doors: Doors) -> None:
     ask = over_http(doors.fast)
     for _ in range(8):
         await asyncio.gather(*(ask("hot", 1) for _ in range(40)))

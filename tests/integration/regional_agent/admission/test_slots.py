@@ -1,4 +1,4 @@
-"""How much runs at once, through the doors: taken with all else or not at all, and given back by whoever has it."""
+"""Slots limit how much runs at once, are taken with all other quotas or not at all, and are released."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 REPORT = {"tenant": "acme", "route": "/v1/reports", "method": "POST"}
 BIG = REPORT | {"route": "/v1/big/reports"}
-SLOT_TTL_MS = 300_000  # as the document says; a region has two slots of the six
+SLOT_TTL_MS = 300_000  # as in the document; a region has two slots of the six
 POLICIES: list[dict[str, Any]] = [
     {"name": f"{quota}-big", "match": {"route": "/v1/big/reports"}, "by": ["tenant"], "quota": quota, "cost": cost}
     for quota, cost in (("api", 1), ("exports", 1), ("reports", 2))
@@ -43,7 +43,7 @@ async def in_use(agent: Agent) -> list[dict[str, Any]]:
     return slots
 
 
-async def test_as_many_as_the_regions_share_run_at_once_through_whichever_agent(world: World, agent: Agent) -> None:
+async def test_the_regions_share_runs_at_once_through_any_agent(world: World, agent: Agent) -> None:
     other = await world.agent()
     asked = (hold(each, 1, subject=REPORT, operation_id=f"{n}") for n in range(20) for each in (agent, other))
     answers = await asyncio.gather(*asked)
@@ -71,7 +71,7 @@ async def test_rate_allowance_and_slot_are_taken_together_or_not_at_all(agent: A
     assert await left(agent, BIG) == {"api": 9, "exports": 88, "reports": 2}
 
 
-async def test_who_is_gone_loses_the_slot_in_its_ttl_and_who_goes_on_keeps_it(agent: Agent) -> None:
+async def test_an_absent_holder_loses_its_slot_after_its_ttl_and_an_active_one_keeps_it(agent: Agent) -> None:
     gone, goes_on = [
         (await hold(agent, 1, subject=REPORT, operation_id=name, ttl_ms=3_600_000)).json() for name in ("a", "b")
     ]
@@ -145,7 +145,7 @@ ANSWERS: list[Exception | None] = [None, AgentUnavailable("away"), None, Request
 
 
 class Scripted(Client):
-    """What extends a hold is heard, refused and unreachable in turn."""
+    """Extensions of a hold are answered, refused and unreachable in turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class AsyncScripted(AsyncClient):
                 self.refused.set()
 
 
-def test_a_thread_keeps_what_is_held_until_its_block_ends_or_it_has_ended() -> None:
+def test_a_thread_extends_a_hold_until_its_block_ends_or_the_hold_has_ended() -> None:
     with Scripted() as client:
         with OpenHold(client, HeldUnits("h", 1, 30)).renewed():
             assert client.refused.wait(10)
@@ -185,7 +185,7 @@ def test_a_thread_keeps_what_is_held_until_its_block_ends_or_it_has_ended() -> N
     assert not [thread for thread in threading.enumerate() if thread.name == "leasehold-keeping"]
 
 
-async def test_a_task_does_the_same() -> None:
+async def test_a_task_extends_a_hold_likewise() -> None:
     async with AsyncScripted() as client, asyncio.timeout(10):
         async with AsyncOpenHold(client, HeldUnits("h", 1, 30)).renewed():
             await client.refused.wait()

@@ -1,4 +1,4 @@
-"""A real Cluster on this machine: three primaries, and replicas of them where a test asks for some."""
+"""A real Cluster on this machine: three primaries, with replicas on request."""
 
 import signal
 import socket
@@ -19,7 +19,7 @@ from tests.conftest import free_port
 PASSWORD = "secret"
 PRIMARIES = 3
 LARGEST_PORT = 55_535
-# No node decides by time that another is gone: tests say when one takes over.
+# No node takes another for failed by time: tests trigger failovers.
 SETTINGS = """\
 cluster-enabled yes
 cluster-port {bus}
@@ -37,7 +37,7 @@ def _port() -> int:
     return port
 
 
-_given: set[int] = set()  # a node that is not started yet does not hold its own
+_given: set[int] = set()  # a node that is not started yet has none open
 
 
 @dataclass
@@ -79,13 +79,13 @@ class Node:
         return replies[1]
 
     def take_over(self) -> None:
-        """A replica becomes the primary once it has all that the primary has; whoever was it follows."""
+        """Promote a replica once it has all data of the primary; the former primary follows it."""
         self.until_it_is("master_link_status:up")
         assert self.ask("CLUSTER", "FAILOVER") == "OK"
         self.until_it_is("role:master")
 
     def until_it_is(self, what: str) -> None:
-        """As it says of itself."""
+        """Return its role as it reports it."""
         assert wait_until(lambda: what in self.ask("INFO", "replication"), 60), what
 
     @property
@@ -103,11 +103,11 @@ class Nodes:
         return f"redis+cluster://:{PASSWORD}@{embedded.LOOPBACK}:{self.primaries[0].port}"
 
     def of_cell(self, cell: int) -> Node:
-        """Who had its slot at first."""
+        """Return the node that had the slot at first."""
         return self.primaries[slot_of(b"%d" % cell) * PRIMARIES // SLOTS]
 
     def move(self, cell: int, source: Node, target: Node) -> None:
-        """Its slot, key by key, as it is done by hand."""
+        """Move its slot key by key, as it is done by hand."""
         slot = self.begin_to_move(cell, source, target)
         while self._carry(slot, source, target, 100):
             pass
@@ -116,7 +116,7 @@ class Nodes:
         assert wait_until(lambda: all(self._has(node, slot, target.id) for node in self.primaries), 60)
 
     def begin_to_move(self, cell: int, source: Node, target: Node) -> int:
-        """As far as its first two keys."""
+        """Move only its first two keys."""
         slot = slot_of(b"%d" % cell)
         target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
         source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
@@ -132,12 +132,12 @@ class Nodes:
 
     @staticmethod
     def _has(node: Node, slot: int, owner: str) -> bool:
-        """That node knows it."""
+        """Wait until that node knows it."""
         ranges = [(first, last, primary[2]) for first, last, primary, *_ in node.ask("CLUSTER", "SLOTS")]
         return any(first <= slot <= last and id_ == owner for first, last, id_ in ranges)
 
     def promote_by_themselves(self, after_ms: int) -> None:
-        """From now on: a replica takes over when most primaries have missed its own for so long."""
+        """Enable automatic failover, when most primaries have missed a primary for so long."""
         for node in (*self.primaries, *self.replicas):
             node.ask("CONFIG", "SET", "cluster-node-timeout", after_ms, "cluster-replica-no-failover", "no")
 

@@ -1,6 +1,6 @@
-"""A shard that hangs: its connections stand, and it answers nobody, until it goes on or its replica is promoted.
+"""A shard hangs: its connections stay open without replies, until it continues or its replica is promoted.
 
-How little is waited for it is seen in how often it is called, never in how long something took.
+Short waits are shown by the number of calls, never by measured time.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ async def hanging(node: Node) -> AsyncIterator[None]:
 
 
 class Customers:
-    """One in each cell; each says an operation again until it is told yes or no."""
+    """Clients, one in each cell, that repeat an operation until it is answered."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -50,7 +50,7 @@ class Customers:
         self.admitted: Counter[int] = Counter()
 
     async def ask_each(self, cells: Iterable[int]) -> set[int]:
-        """What they are told of something new."""
+        """Return their answers to a new operation."""
         asked = [(cell, f"o-{next(self._numbers)}") for cell in cells]
         return {await self._ask(cell, operation) for cell, operation in asked}
 
@@ -77,14 +77,14 @@ class Customers:
 
 
 async def booked(world: World) -> dict[int, int]:
-    """Of each cell's customer."""
+    """Return the figures of each cell's customer."""
     rows = await world._rows("SELECT quota, sum(consumed)::bigint AS units FROM lease GROUP BY quota")
     units = {str(row["quota"]): int(row["units"]) for row in rows}
     return {cell: units.get(f"exports:tenant={tenant_in(cell)}", 0) for cell in range(CELLS)}
 
 
 async def until_each_is_booked(world: World, customers: Customers) -> None:
-    """Whatever was admitted, and nothing else."""
+    """Check that exactly what was admitted is booked."""
     admitted = {cell: customers.admitted[cell] for cell in range(CELLS)}
     for _ in range(3_000):
         if await booked(world) == admitted:
@@ -106,8 +106,8 @@ async def fails_by_its_modes(agent: Agent, cell: int) -> None:
     assert {answer.json()["degraded"] for answer in local} == {"local"}
 
 
-async def test_while_a_shard_hangs_nobody_waits_for_it_and_others_go_on(world: World, tmp_path: Path) -> None:
-    """Its cells are called as often as the breaker lets them fail; what came of that is found out when it goes on."""
+async def test_while_a_shard_hangs_no_request_waits_and_other_shards_serve(world: World, tmp_path: Path) -> None:
+    """Its cells are called until the circuit breaker opens; the results of those calls are found when it continues."""
     with a_cluster(tmp_path) as nodes:
         agent = await world.agent(
             store_url=nodes.url, decision_timeout_ms=250, breaker_failures=2, breaker_pause_ms=FOR_EVER_MS
@@ -131,7 +131,7 @@ async def test_while_a_shard_hangs_nobody_waits_for_it_and_others_go_on(world: W
             assert [cells[cell].breaker.calls for cell in own] == calls, "it is left alone"
             assert {cells[cell].breaker.state for cell in others} == {BreakerState.CLOSED}
             await until_booked(world, 10 * len(others))
-        cells[own[0]].store.reconnect()  # the pause, which is for ever, ends with a connection that is made anew
+        cells[own[0]].store.reconnect()  # the endless pause ends with a new connection
         await customers.ask_again()
         assert epochs_of(agent) == before, "nothing was lost"
         assert dict(customers.admitted) == {cell: 12 if cell in own else 10 for cell in range(CELLS)}
@@ -139,10 +139,11 @@ async def test_while_a_shard_hangs_nobody_waits_for_it_and_others_go_on(world: W
         await world.agents.aclose()
 
 
-async def test_a_shard_that_hangs_until_its_replica_is_promoted_gives_no_unit_away(
-    world: World, tmp_path: Path
-) -> None:
-    """The nodes agree on it by themselves. Who hung comes back as a replica, and forgets what nobody was told of."""
+async def test_a_hanging_shard_with_a_promoted_replica_oversells_nothing(world: World, tmp_path: Path) -> None:
+    """The nodes agree on it by themselves.
+
+    The hanging node returns as a replica, and drops writes it never acknowledged.
+    """
     with a_cluster(tmp_path, replicas=1) as nodes:
         agent = await world.agent(store_url=nodes.url, decision_timeout_ms=250)
         hung, replica, customers = nodes.primaries[0], nodes.replicas[0], Customers(agent)

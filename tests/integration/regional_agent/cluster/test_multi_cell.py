@@ -1,4 +1,4 @@
-"""Requests whose policies lie in several cells of a Cluster: all or none, booked once, as in a single store."""
+"""Requests whose policies lie in several cells of a Cluster are charged in all or none, once, as in a single store."""
 
 import asyncio
 import random
@@ -36,7 +36,7 @@ DOCUMENT: dict[str, Any] = {
         {"name": "team", "match": {"route": "/all"}, "by": ["tenant"], "quota": "team"},
         {"name": "team-alone", "match": {"route": "/team"}, "by": ["tenant"], "quota": "team"},
         {"name": "key-alone", "match": {"route": "/key"}, "by": ["api_key"], "quota": "key"},
-        # A service's hold of it is charged when it runs out; a check that is over before it was admitted is not.
+        # A service's hold is charged when it expires; that of an unfinished check is not.
         {
             "name": "person",
             "match": {"route": "/all"},
@@ -103,7 +103,7 @@ def cells_of(of: dict[str, str]) -> list[int]:
 
 
 async def ready(agent: Agent, *subjects: dict[str, str], units: int = 1) -> None:
-    """Every cell has some units of it: what is asked for while there are none waits for nobody here."""
+    """Lease some units in every cell, because requests do not wait for leases here."""
     for each in subjects:
         for _ in range(1_000):
             if (await agent.check(each, mode="peek", cost=units)).status_code == 200:
@@ -114,13 +114,13 @@ async def ready(agent: Agent, *subjects: dict[str, str], units: int = 1) -> None
 
 
 async def has_all(agent: Agent, own: dict[str, str]) -> None:
-    """Of what /all takes: so that nothing has to come yet, and each policy denies for want of its own alone."""
+    """Lease all that /all needs, so that each policy denies only for lack of its own units."""
     for route, units in (("/all", 40), ("/team", 60), ("/key", 90)):
         await ready(agent, {**own, "route": route}, units=units)
 
 
 async def booked(world: World, agent: Agent) -> dict[str, int]:
-    """Of each quota, once all is told."""
+    """Return the figures of each quota, once everything is reported."""
     await until(lambda: all(not cell.exchange_loop.stopped_lanes for cell in agent.whole.cells))
     for cell in agent.whole.cells:
         incarnation = cell.epochs.current
@@ -136,7 +136,7 @@ def told(answer: httpx.Response) -> tuple[Any, ...]:
 
 
 def likened(answer: httpx.Response) -> tuple[Any, ...]:
-    """A single store's denial that is certain may be told again as it was found, though more would deny it by now."""
+    """A single store's certain denial may be served from the cache, though more policies would deny by now."""
     status, _, degraded, policies = told(answer)
     return status, degraded, policies if status == 200 else None
 
@@ -146,7 +146,7 @@ def test_the_subject_lies_in_several_cells() -> None:
 
 
 async def test_the_answers_are_those_of_a_single_store(limited: World, agent: Agent) -> None:
-    """The same random checks of two customers, one in each kind of region."""
+    """Send the same random checks of two customers, one in each kind of region."""
     single = await limited.agent("eu-west")
     others = {"tenant": "other", "user": "otto", "api_key": "k-2"}
     routes = ("/all", "/rates", "/mixed")
@@ -174,7 +174,7 @@ async def test_of_many_at_once_exactly_the_limit_passes_and_each_is_booked_in_al
     await ready(agent, subject("/all"), units=40)
     answers = await asyncio.gather(*(agent.check(subject("/all")) for _ in range(clients)))
     statuses = Counter(answer.status_code for answer in answers)
-    # Whoever asks at the same moment may each be denied by what the other has set aside.
+    # Concurrent checks may be denied by units that the other holds.
     assert set(statuses) == {200, 429}
     admitted = statuses[200]
     while (await agent.check(subject("/all"))).status_code == 200:
@@ -211,10 +211,10 @@ async def test_an_operation_over_several_cells_is_charged_once(limited: World, a
     assert await booked(limited, agent) == {"team": 40, "person": 40, "key": 40}
 
 
-async def test_an_operation_whose_agent_died_before_all_was_spent_goes_on_where_it_was(
+async def test_an_operation_of_a_dead_agent_continues_where_it_stopped(
     limited: World, agent: Agent, nodes: Nodes
 ) -> None:
-    """What is set aside waits for it: whichever agent is asked again spends it, and no other."""
+    """The held units wait for the operation: any agent that gets it again spends them, and no other request."""
     await ready(agent, subject("/all"), units=40)
     last = agent.whole.cells[cells_of(SUBJECT)[1]]
     spends = last.scripts.update_hold
@@ -233,7 +233,7 @@ async def test_an_operation_whose_agent_died_before_all_was_spent_goes_on_where_
 
 
 async def dies_before_the_last_cell_spends(agent: Agent) -> Cell:
-    """An operation is recorded, and its agent dies before one of its cells has spent what is set aside there."""
+    """Record an operation, and let its agent die before one of its cells has spent its hold."""
     last = agent.whole.cells[cells_of(SUBJECT)[1]]
     spends = last.scripts.update_hold
 
@@ -249,7 +249,7 @@ async def dies_before_the_last_cell_spends(agent: Agent) -> Cell:
 async def test_an_operation_of_a_dead_agent_can_be_repeated_after_its_hold_expired(
     limited: World, agent: Agent
 ) -> None:
-    """Only in the cells that have not spent it, and once."""
+    """It is charged only in the cells that have not spent it, and once."""
     await ready(agent, subject("/all"), units=40)
     await dies_before_the_last_cell_spends(agent)
     for number in cells_of(SUBJECT):
@@ -261,8 +261,8 @@ async def test_an_operation_of_a_dead_agent_can_be_repeated_after_its_hold_expir
     assert await booked(limited, agent) == {"team": 5, "person": 5, "key": 5}
 
 
-async def test_what_a_cell_has_lost_of_an_operation_is_taken_there_again(limited: World, agent: Agent) -> None:
-    """That nothing is known of it there is no proof that it was spent."""
+async def test_a_cell_that_lost_an_operation_is_charged_again(limited: World, agent: Agent) -> None:
+    """A missing record is no proof that it was spent."""
     await ready(agent, subject("/all"), units=40)
     last = await dies_before_the_last_cell_spends(agent)
     lost = [name for name in await names_of(last) if b":holds:" in name or b":hold_deadlines:" in name]
@@ -298,7 +298,7 @@ async def names_of(cell: Cell) -> list[bytes]:
     return [name for name in await cell.store.call("KEYS", "*") if b"{%d}" % (cell.number or 0) in name]
 
 
-async def test_what_an_agent_that_died_has_set_aside_is_free_again(limited: World, agent: Agent) -> None:
+async def test_holds_of_a_dead_agent_are_freed(limited: World, agent: Agent) -> None:
     await ready(agent, subject("/all"), units=40)
     cells = [agent.whole.cells[number] for number in cells_of(SUBJECT)]
     real = [cell.scripts.update_hold for cell in cells]
@@ -319,8 +319,8 @@ async def test_what_an_agent_that_died_has_set_aside_is_free_again(limited: Worl
     assert await booked(limited, agent) == {"team": 40, "person": 40, "key": 40}
 
 
-async def test_a_flood_that_one_policy_denies_uses_up_no_window_of_another(agent: Agent) -> None:
-    """A window could not have it back."""
+async def test_a_flood_denied_by_one_policy_uses_no_window_of_another(agent: Agent) -> None:
+    """A window could not take the units back."""
     bob = await agent.check(subject("/rates", user="bob"), cost=8)
     assert told(bob)[3] == [("fast", True, 10, 2), ("steady", True, 8, 0)]
     for _ in range(20):
@@ -328,8 +328,8 @@ async def test_a_flood_that_one_policy_denies_uses_up_no_window_of_another(agent
         assert told(denied)[3] == [("fast", False, 10, 2), ("steady", True, 8, 8)]
 
 
-async def test_whoever_loses_between_the_questions_gives_a_bucket_back_what_it_took(agent: Agent) -> None:
-    """The window is spent by somebody else after it was asked, and before it is taken."""
+async def test_a_check_denied_between_peek_and_hold_returns_units_to_the_bucket(agent: Agent) -> None:
+    """Another request spends the window after the peek, and before the hold."""
     peek = (await agent.check(subject("/rates"), mode="peek")).json()
     full = next(each["limit"] for each in peek["policies"] if each["policy"] == "fast")
     bucket, window = (agent.whole.cells[cell_of(key)] for key in ("bucket:tenant=acme", "window:user=ann"))
@@ -410,7 +410,7 @@ async def test_an_adjustment_is_booked_in_all_cells_whatever_is_left_as_in_a_sin
 
 
 async def test_an_adjustment_that_one_cell_cannot_book_is_booked_in_none(limited: World, agent: Agent) -> None:
-    """It has no lease yet, and the window of the other could not have it back."""
+    """The cell has no lease yet, and the window of the other could not take the units back."""
     limited.weather.swallows_requests = True
     answer = await agent.check(subject("/counted"), cost=3, mode="adjust")
     assert (answer.status_code, answer.json()["denied_by"]) == (429, "counted-team")
@@ -423,7 +423,7 @@ async def test_an_adjustment_that_one_cell_cannot_book_is_booked_in_none(limited
     assert told(await agent.check(subject("/counted")))[:2] == (429, "counted")
 
 
-async def test_an_adjustment_whose_agent_died_before_all_was_spent_goes_on_where_it_was(
+async def test_an_adjustment_of_a_dead_agent_continues_where_it_stopped(
     limited: World, agent: Agent, nodes: Nodes
 ) -> None:
     await ready(agent, subject("/all"), units=40)
@@ -444,7 +444,9 @@ async def test_an_adjustment_whose_agent_died_before_all_was_spent_goes_on_where
 
 
 async def test_each_cell_is_called_three_times_and_once_to_be_denied(agent: Agent) -> None:
-    """It is looked at, set aside, and spent; a script reaches one slot, so a shard's cells are called one by one."""
+    """Each cell is called to peek, hold and spend; a script reaches one slot, so a shard's cells
+    are called one by one.
+    """
     await has_all(agent, SUBJECT)
     cells = [agent.whole.cells[number] for number in cells_of(SUBJECT)]
     told: Counter[str] = Counter()
@@ -474,10 +476,10 @@ async def test_metrics_count_each_policy_once(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize(("route", "limit"), [("/wide", 10_000), ("/all", 40)])
-async def test_a_shard_that_is_killed_over_its_requests_costs_no_unit_and_gives_none_away(
+async def test_a_shard_killed_during_requests_neither_loses_nor_oversells_units(
     limited: World, tmp_path: Path, route: str, limit: int
 ) -> None:
-    """Every client says its operation until it is told yes or no. Each yes is booked in all cells, once."""
+    """Every client repeats its operation until it is answered. Each admission is booked in all cells, once."""
     with a_cluster(tmp_path, appendfsync="always") as nodes:
         agent = await limited.agent(store_url=nodes.url)
         asked = subject(route)
@@ -504,7 +506,7 @@ async def test_a_shard_that_is_killed_over_its_requests_costs_no_unit_and_gives_
 
         killing = asyncio.create_task(killer())
         ended: Counter[int] = Counter()
-        for turn in range(20):  # ten at a time, so that some are always under way
+        for turn in range(20):  # ten at a time, so that some are always in progress
             ended.update(await asyncio.gather(*(client(f"o-{turn}-{number}") for number in range(10))))
         await killing
         assert told_closed
@@ -527,13 +529,13 @@ def quotas_of(asked: dict[str, str]) -> list[str]:
 
 
 async def usage_of(world: World, agent: Agent, key: str) -> int:
-    """What the ledger has of it once all that is known here is told."""
+    """Return what the ledger has of it once everything is reported."""
     await booked(world, agent)
     rows = await world._rows("SELECT coalesce(sum(consumed), 0)::bigint AS units FROM lease WHERE quota = $1", key)
     return int(rows[0]["units"])
 
 
-# --- where each request asks the coordinator --------------------------------------------------------------------------
+# --- central quotas ---------------------------------------------------------------------------------------------------
 
 SCARCEST = 12
 CENTRAL = {
@@ -560,7 +562,7 @@ async def until_nothing_is_held(world: World, consumed: int) -> None:
 
 
 async def answered(agent: Agent) -> int:
-    """Once more where the coordinator took too long, on a busy machine: then nothing was consumed."""
+    """Repeat a check where the coordinator took too long, on a busy machine: then nothing was consumed."""
     for _ in range(100):
         if (status := (await agent.check(subject("/all"))).status_code) != 503:
             return status
@@ -568,7 +570,7 @@ async def answered(agent: Agent) -> int:
 
 
 async def test_central_quotas_in_several_cells_are_spent_to_the_scarcest_limit(world: World, nodes: Nodes) -> None:
-    """One region's three limits lie in three cells, another's in one store; nobody keeps a unit that nobody spent."""
+    """One region's three quotas lie in three cells, another's in one store; no region keeps unspent units."""
     assert len(set(cells_of(SUBJECT))) == len(ALLOWANCES)
     assert (await world.admin.put("/v1/limits", json=CENTRAL)).is_success
     several, single = await world.agent("us-east", store_url=nodes.url), await world.agent("ap-south")

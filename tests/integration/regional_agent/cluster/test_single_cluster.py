@@ -1,4 +1,4 @@
-"""A region whose store is a Cluster: each cell lives by itself, and all of them together are one region."""
+"""A region's store is a Cluster, whose cells work independently and together make one region."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -32,11 +32,11 @@ def nodes(standing: Nodes) -> Nodes:
 @pytest.fixture
 async def agent(world: World, nodes: Nodes) -> AsyncIterator[Agent]:
     yield await world.agent(store_url=nodes.url)
-    await world.agents.aclose()  # it has its last words while there is a Cluster
+    await world.agents.aclose()  # it sends its last exchange while the Cluster still runs
 
 
 def tenant_in(cell: int) -> str:
-    """Some tenant whose quotas lie there."""
+    """Return some tenant whose quotas lie there."""
     return next(name for name in map(str, range(1_000)) if cell_of(f"exports:tenant={name}") == cell)
 
 
@@ -71,7 +71,7 @@ def epochs_of(agent: Agent) -> list[int]:
     return [cell.epochs.current.epoch if cell.epochs.current else 0 for cell in agent.whole.cells]
 
 
-async def test_what_is_gathered_in_one_turn_is_one_call_for_each_cell(agent: Agent) -> None:
+async def test_requests_of_one_turn_are_one_call_for_each_cell(agent: Agent) -> None:
     tenants = [tenant_in(3), tenant_in(4)]
     for tenant in tenants:
         await agent.check(export(tenant), mode="peek", cost=10)
@@ -82,10 +82,10 @@ async def test_what_is_gathered_in_one_turn_is_one_call_for_each_cell(agent: Age
     assert [agent.whole.cells[cell].breaker.calls for cell in (3, 4)] == [each + 1 for each in calls]
 
 
-async def test_a_slot_that_is_moved_begins_another_incarnation_and_no_other_cell_does(
+async def test_a_moved_slot_begins_another_incarnation_of_its_cell_only(
     world: World, agent: Agent, nodes: Nodes
 ) -> None:
-    """The evidence of the older one moves along, and is booked."""
+    """The evidence of the older incarnation moves with the slot, and is booked."""
     for cell in range(CELLS):
         assert (await agent.check(export(tenant_in(cell)), cost=7)).status_code == 200
     before = epochs_of(agent)
@@ -103,8 +103,8 @@ async def test_a_slot_that_is_moved_begins_another_incarnation_and_no_other_cell
         nodes.move(5, target, source)
 
 
-async def test_a_sign_is_enough_to_look_who_has_a_slot_now(world: World, agent: Agent, nodes: Nodes) -> None:
-    """MOVED, from the node that was asked; nobody has looked since."""
+async def test_a_redirection_is_enough_to_reload_the_slot_map(world: World, agent: Agent, nodes: Nodes) -> None:
+    """A node replies MOVED, and the slot map was not reloaded since."""
     cluster, source = agent.whole.store, nodes.of_cell(5)
     assert isinstance(cluster, Cluster)
     target = next(node for node in nodes.primaries if node is not source)
@@ -112,7 +112,7 @@ async def test_a_sign_is_enough_to_look_who_has_a_slot_now(world: World, agent: 
     cluster.refresh_interval_s = 3_600
     node = agent.whole.cells[6].store
     node.reconnect()
-    await until(lambda: node.connected)  # by then it looks no more by itself
+    await until(lambda: node.connected)  # by then it reloads no more by itself
     nodes.move(5, source, target)
     try:
         await spends(agent, tenant_in(5), 1)
@@ -182,7 +182,7 @@ async def test_while_a_shard_is_gone_its_policies_fail_by_their_modes_and_no_oth
 
 
 async def until_it_answers(agent: Agent, subject: dict[str, str], status: int, **fields: Any) -> None:
-    """A call that was under way when a connection was left is answered by the failure mode, once."""
+    """A call in progress on a closed connection is answered by the failure mode, once."""
     for _ in range(1_000):
         if (await agent.check(subject, **fields)).status_code == status:
             return
@@ -198,7 +198,7 @@ PASS = 40
 RATE = {"kind": "rate", "sharing": "regional"}
 EVERY: dict[str, Any] = {
     "quotas": [
-        # A third of each is this region's; and so slow, or so long, that nothing comes back while the test runs.
+        # A third of each is this region's; so slow, or so long, that nothing refills while the test runs.
         *(RATE | {"name": name, "limit": "3/hour, burst 120", "algorithm": name} for name in BUCKETS),
         *(RATE | {"name": name, "limit": "120/hour", "algorithm": name} for name in WINDOWED),
         {"name": "allowance", "kind": "allowance", "limit": PASS, "period": "month"},
@@ -215,7 +215,7 @@ EVERY: dict[str, Any] = {
 async def test_of_200_clients_at_once_exactly_the_limit_passes(
     world: World, agent: Agent, nodes: Nodes, algorithm: str
 ) -> None:
-    """They ask two agents of the region."""
+    """The clients call two agents of the region."""
     assert (await world.admin.put("/v1/limits", json=EVERY)).is_success
     agents = [agent, await world.agent(store_url=nodes.url)]
     subject = {"tenant": "acme", "route": f"/{algorithm}"}
@@ -234,10 +234,10 @@ async def test_of_200_clients_at_once_exactly_the_limit_passes(
     assert set(statuses) <= {200, 201, 429}
 
 
-# --- the conversation ------------------------------------------------------------------------------------------------
+# --- exchanges -------------------------------------------------------------------------------------------------------
 
 
-async def test_leaving_returns_what_every_cell_has_where_it_is_told_to(world: World, nodes: Nodes) -> None:
+async def test_a_shutdown_returns_the_units_of_every_cell_if_configured(world: World, nodes: Nodes) -> None:
     async with running(world.settings("us-east", store_url=nodes.url, return_on_stop=True)) as agent:
         await agent.ready()
         for cell in range(CELLS):
@@ -248,7 +248,7 @@ async def test_leaving_returns_what_every_cell_has_where_it_is_told_to(world: Wo
         assert (quota["consumed"], quota["outstanding"], quota["unallocated"]) == (cell, 0, 100 - cell)
 
 
-async def test_units_that_lie_idle_in_a_cell_are_recalled_for_who_waits_elsewhere(world: World, agent: Agent) -> None:
+async def test_idle_units_of_a_cell_are_recalled_for_requests_elsewhere(world: World, agent: Agent) -> None:
     asker, tenant = await world.agent("eu-west"), tenant_in(9)
     await until_it_answers(agent, export(tenant), 200, mode="peek", cost=90)
     assert (await agent.check(export(tenant), cost=20)).status_code == 200
@@ -256,13 +256,13 @@ async def test_units_that_lie_idle_in_a_cell_are_recalled_for_who_waits_elsewher
     assert (await agent.check(export(tenant))).status_code == 429
 
 
-# --- what a Cluster answers ------------------------------------------------------------------------------------------
+# --- errors of a Cluster ---------------------------------------------------------------------------------------------
 
 
-async def test_a_slot_whose_keys_are_under_way_fails_by_its_modes_until_it_has_arrived(
+async def test_a_migrating_slot_fails_by_its_modes_until_it_has_arrived(
     world: World, agent: Agent, nodes: Nodes
 ) -> None:
-    """Half of its keys are here, half there: neither may be taken for all there is."""
+    """Half of its keys are on each node, and neither half may be taken for all."""
     tenant = tenant_in(5)
     await until_it_answers(agent, export(tenant), 200)
     source = nodes.of_cell(5)
@@ -287,7 +287,7 @@ async def test_a_slot_whose_keys_are_under_way_fails_by_its_modes_until_it_has_a
 
 
 async def test_a_cluster_that_is_down_fails_by_the_modes_and_comes_back(world: World, tmp_path: Path) -> None:
-    """CLUSTERDOWN: one shard is gone, and the others may not answer without it."""
+    """One shard is gone, and the others reply CLUSTERDOWN without it."""
     with a_cluster(tmp_path) as nodes:
         for node in nodes.primaries:
             node.ask("CONFIG", "SET", "cluster-require-full-coverage", "yes")
@@ -295,7 +295,7 @@ async def test_a_cluster_that_is_down_fails_by_the_modes_and_comes_back(world: W
         await until_it_answers(agent, EXPORT, 200)
         there = nodes.of_cell(cell_of("exports:tenant=acme"))
         slot = slot_of(b"%d" % next(cell for cell in range(CELLS) if nodes.of_cell(cell) is not there))
-        there.ask("CLUSTER", "DELSLOTS", slot)  # to its mind nobody has it
+        there.ask("CLUSTER", "DELSLOTS", slot)  # its slot map has no node for the slot
         assert wait_until(lambda: "cluster_state:fail" in there.ask("CLUSTER", "INFO"), 30)
         await until_it_answers(agent, EXPORT, 503)
         await until_it_answers(agent, {**EXPORT, "route": "/v1/open"}, 200)
@@ -304,7 +304,7 @@ async def test_a_cluster_that_is_down_fails_by_the_modes_and_comes_back(world: W
         await world.agents.aclose()
 
 
-async def test_a_plain_address_of_a_node_is_refused_with_a_sentence(world: World, nodes: Nodes) -> None:
+async def test_a_plain_address_of_a_node_is_refused_with_an_explanation(world: World, nodes: Nodes) -> None:
     url = f"redis://:{PASSWORD}@127.0.0.1:{nodes.primaries[0].port}"
     async with running(world.settings("us-east", store_url=url)) as agent:
         await until(lambda: "redis+cluster://" in agent.region.store.fault)
@@ -312,7 +312,7 @@ async def test_a_plain_address_of_a_node_is_refused_with_a_sentence(world: World
         assert (ready.status_code, "it is a node of a Cluster" in ready.text) == (503, True)
 
 
-async def test_what_a_cell_admits_without_its_shard_is_booked_when_it_is_back(world: World, tmp_path: Path) -> None:
+async def test_admissions_of_a_cell_without_its_shard_are_booked_when_it_is_back(world: World, tmp_path: Path) -> None:
     document = {
         "quotas": [{"name": "exports", "kind": "allowance", "limit": 1_000, "period": "month"}],
         "policies": [

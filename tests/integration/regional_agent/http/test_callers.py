@@ -1,4 +1,4 @@
-"""Who may call an agent: with a service token, and without one, at both doors."""
+"""Callers of an agent need its service token, or its loopback names if it has none, on both HTTP paths."""
 
 import httpx
 import pytest
@@ -22,7 +22,7 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 
 
 async def statuses(doors: Doors, path: str = "/v1/check", **headers: str) -> set[int]:
-    """The answers of both doors."""
+    """Return the answers of both HTTP paths."""
     fast = await doors.post(doors.fast, CHECK, path, **headers)
     slow = await doors.post(doors.slow, CHECK, path, **headers)
     return {fast.status_code, slow.status_code}
@@ -40,14 +40,14 @@ async def test_without_a_token_only_loopback_names_are_served(world: World) -> N
 
 
 @pytest.mark.parametrize("path", ["/v1/status", "/metrics", "/openapi.json"])
-async def test_what_is_read_is_kept_from_pages_as_well(world: World, path: str) -> None:
+async def test_reads_are_protected_from_web_pages_too(world: World, path: str) -> None:
     async with opened(world) as doors:
         assert (await doors.fast.get(path)).status_code == 200
         assert (await doors.fast.get(path, headers={"Host": "evil.example"})).status_code == 421
 
 
 @pytest.mark.parametrize("path", ["/v1/status", "/metrics", "/openapi.json"])
-async def test_a_service_token_is_asked_for(world: World, path: str) -> None:
+async def test_a_service_token_is_required(world: World, path: str) -> None:
     async with opened(world, service_token=TOKEN) as doors:
         assert (await doors.fast.get(path)).status_code == 401
         known = {"Authorization": f"Bearer {TOKEN}", "Host": "agent.internal:8411"}
@@ -55,14 +55,14 @@ async def test_a_service_token_is_asked_for(world: World, path: str) -> None:
         assert (await doors.fast.get("/healthz")).status_code == 200
 
 
-async def test_with_a_token_any_name_of_the_agent_will_do(world: World) -> None:
+async def test_with_a_token_any_name_of_the_agent_is_accepted(world: World) -> None:
     async with opened(world, service_token=TOKEN) as doors:
         known = {"Authorization": f"Bearer {TOKEN}", "Host": "agent.internal:8411"}
         assert await statuses(doors, **known) == {200}
         assert await statuses(doors, Host="agent.internal:8411") == {401}
 
 
-async def test_a_remembered_head_is_not_another_callers(world: World) -> None:
+async def test_a_cached_head_is_not_used_for_another_caller(world: World) -> None:
     async with opened(world) as doors, connected(doors.address) as raw:
         for host, status in ((b"localhost", 200), (b"evil.example", 421), (b"localhost", 200)):
             await raw.send(request(CHECK).replace(b"Host: localhost", b"Host: " + host))

@@ -1,7 +1,7 @@
-"""The fast path says what FastAPI says, to the letter, and gets the manners of HTTP right by itself.
+"""The fast path answers exactly as FastAPI does, and handles the details of HTTP correctly by itself.
 
-Every check is sent through three doors, by three tenants that live the same life: through the fast one, through
-FastAPI alone, and in a batch.
+Every check is sent three ways, for three tenants with the same history: through the fast path, through FastAPI alone,
+and in a batch.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ TIMES = {"reset_ms", "retry_after_ms"}
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> tuple[str, dict[str, bool]]:
-    """The loop that the services run on: its transports are not asyncio's."""
+    """Return the event loop of the services, whose transports are not asyncio's."""
     return "asyncio", {"use_uvloop": True}
 
 
 @dataclass
 class Doors:
-    """One agent, behind a socket with the fast path in front (`fast`), and FastAPI alone (`slow`)."""
+    """An agent behind a socket with the fast path (`fast`), and behind FastAPI alone (`slow`)."""
 
     address: str
     agent: Agent
@@ -86,7 +86,7 @@ async def raw(doors: Doors) -> AsyncIterator[Raw]:
 
 
 def told(answer: Any) -> Any:
-    """What was said, but for whom, when, and under which id. Times are near, not equal: a moment lies between."""
+    """Return the answer without tenant, times and ids. Times are near, not equal, because a moment lies between."""
     if isinstance(answer, list):
         return [told(each) for each in answer]
     if not isinstance(answer, dict):
@@ -99,7 +99,7 @@ def told(answer: Any) -> Any:
 
 
 def headers(answer: httpx.Response) -> dict[str, Any]:
-    """Those that matter. What counts seconds is only there or not."""
+    """Return the headers that matter. Those that count seconds are only compared by presence."""
     kept = {
         name: value
         for name, value in answer.headers.items()
@@ -117,7 +117,7 @@ def random_check(chance: random.Random, tenant: str, number: int) -> dict[str, A
     if chance.random() < 0.7:
         check["cost"] = chance.choice([1, 1, 2, 3, 200])
     if chance.random() < 0.2:
-        check["operation_id"] = f"operation-{number // 2}"  # some come twice, with the same body or another
+        check["operation_id"] = f"operation-{number // 2}"  # some are sent twice, with the same body or another
     if chance.random() < 0.1:
         del subject["tenant"]  # what some policies count by
     if chance.random() < 0.05:
@@ -125,11 +125,11 @@ def random_check(chance: random.Random, tenant: str, number: int) -> dict[str, A
     return check
 
 
-async def test_three_doors_say_the_same(doors: Doors, world: World) -> None:
+async def test_fast_path_fastapi_and_batch_answer_alike(doors: Doors, world: World) -> None:
     before = doors.agent.region.admission.policies
     await world.try_out()
     await until(lambda: doors.agent.region.admission.policies is not before)
-    for tenant in TENANTS.values():  # all of it here, so that what remains hangs on nobody else
+    for tenant in TENANTS.values():  # all of it here, so that the remaining units depend on no other region
         whole = {"subject": EXPORT | {"tenant": tenant}, "cost": 100, "mode": "peek"}
         assert (await doors.post(doors.slow, whole)).status_code == 200
     statuses, would_deny = set(), set[str]()
@@ -167,7 +167,7 @@ async def test_a_batch_is_decided_in_order(doors: Doors, client: str) -> None:
 
 @pytest.mark.parametrize("client", ["fast", "slow"])
 async def test_the_same_check_many_times_in_a_row_is_decided_each_time(doors: Doors, client: str) -> None:
-    """More often than one call to the store may hold, and with another between."""
+    """The check is sent more often than one call to the store may hold, and with another between."""
     subject = {"tenant": TENANTS[client], "route": "/v1/search"}
     one, two = {"subject": subject}, {"subject": subject, "cost": 2}
     answer = await doors.post(getattr(doors, client), {"checks": [one] * 3 + [two] + [one] * 100}, "/v1/check:batch")
@@ -195,7 +195,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("path", ["/v1/check", "/v1/check:batch"])
-async def test_what_is_wrong_is_refused_alike(doors: Doors, path: str) -> None:
+async def test_invalid_requests_are_refused_alike(doors: Doors, path: str) -> None:
     for what, (body, sent) in BROKEN.items():
         fast, slow = [await doors.post(client, body, path, **sent) for client in (doors.fast, doors.slow)]
         assert (fast.status_code, told(fast.json())) == (slow.status_code, told(slow.json())), what
@@ -209,14 +209,14 @@ TWO_THINGS = (
 )
 
 
-async def test_a_batch_that_says_two_things_is_refused_alike(doors: Doors) -> None:
+async def test_a_contradictory_batch_is_refused_alike(doors: Doors) -> None:
     for checks in TWO_THINGS:
         fast, slow = [await doors.post(client, checks, "/v1/check:batch") for client in (doors.fast, doors.slow)]
         assert fast.status_code == slow.status_code == 422
         assert told(fast.json()) == told(slow.json())
 
 
-async def test_a_token_is_asked_for_at_every_door(world: World) -> None:
+async def test_a_token_is_required_on_every_path(world: World) -> None:
     token = "0123456789abcdef"
     async with opened(world, host="0.0.0.0", service_token=token) as doors:
         for authorization in ("", f"Bearer {token.upper()}", f"Basic {token}", f"Bearer {token}x"):
@@ -227,7 +227,7 @@ async def test_a_token_is_asked_for_at_every_door(world: World) -> None:
         assert (await doors.post(doors.fast, {"subject": EXPORT}, Authorization=f"bearer {token}")).status_code == 200
 
 
-async def test_every_door_answers_for_the_store_that_is_gone(doors: Doors) -> None:
+async def test_every_path_answers_during_a_store_outage(doors: Doors) -> None:
     await doors.agent.whole.store.close()
     for route, status in (("/v1/open", 200), ("/v1/exports", 503)):
         check = {"subject": {"tenant": "acme", "route": route}}
@@ -237,7 +237,7 @@ async def test_every_door_answers_for_the_store_that_is_gone(doors: Doors) -> No
         assert headers(fast) == headers(slow)
 
 
-async def test_both_doors_count_alike(doors: Doors) -> None:
+async def test_both_paths_count_alike(doors: Doors) -> None:
     async def counted() -> str:
         lines = (await doors.slow.get("/metrics")).text.splitlines()
         return next(line for line in lines if 'route="/v1/check",status="200"' in line and "_total" in line)
@@ -247,7 +247,7 @@ async def test_both_doors_count_alike(doors: Doors) -> None:
         assert (await counted()).endswith(f" {number}.0")
 
 
-async def test_new_policies_are_in_force_for_bodies_that_were_seen(doors: Doors, world: World) -> None:
+async def test_new_policies_apply_to_cached_bodies(doors: Doors, world: World) -> None:
     check = {"subject": {"tenant": "acme", "route": "/v1/new"}}
     assert (await doors.post(doors.fast, check)).json()["policies"] == []
     document = (await world.admin.get("/v1/limits")).json()["document"]
@@ -258,7 +258,7 @@ async def test_new_policies_are_in_force_for_bodies_that_were_seen(doors: Doors,
     assert len((await doors.post(doors.fast, check)).json()["policies"]) == 1
 
 
-# --- the manners of HTTP ---------------------------------------------------------------------------------------------
+# --- details of HTTP -------------------------------------------------------------------------------------------------
 
 
 def request(check: dict[str, Any], request_id: str = "") -> bytes:
@@ -276,7 +276,7 @@ def left(answer: Answer) -> int:
     return units
 
 
-async def test_pipelined_requests_are_answered_in_order_whichever_door_each_takes(raw: Raw) -> None:
+async def test_pipelined_requests_are_answered_in_order_on_either_path(raw: Raw) -> None:
     slow = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     await raw.send(request(asking(), "1") + slow + request(asking(), "2") + request(asking(), "3") + slow)
     await raw.send(request(asking(), "4"))
@@ -288,7 +288,7 @@ async def test_pipelined_requests_are_answered_in_order_whichever_door_each_take
 
 
 async def test_a_thousand_pipelined_requests_are_a_loop_and_not_a_recursion(raw: Raw) -> None:
-    nowhere = {"subject": {"route": "/v1/nowhere"}}  # meets no policy, so it is answered at once
+    nowhere = {"subject": {"route": "/v1/nowhere"}}  # matches no policy, so it is answered at once
     sending = asyncio.create_task(raw.send(request(nowhere) * 3_000))
     for _ in range(3_000):
         assert (await raw.answer()).status == 200
@@ -308,13 +308,13 @@ async def test_a_request_may_come_byte_by_byte(raw: Raw) -> None:
 
 
 async def under_way(doors: Doors, raw: Raw) -> None:
-    """Send what waits for a lease that does not come yet."""
+    """Send a check that waits for a lease."""
     before = doors.agent.region.quotas.grant_request("exports:tenant=acme").waiting
     await raw.send(request({"subject": EXPORT, "cost": 7}))
     await until(lambda: doors.agent.region.quotas.grant_request("exports:tenant=acme").waiting > before)
 
 
-async def test_a_client_that_hangs_up_harms_nobody(doors: Doors, world: World) -> None:
+async def test_a_client_that_hangs_up_affects_no_other(doors: Doors, world: World) -> None:
     world.weather.swallows_requests = True
     async with connected(doors.address) as gone, connected(doors.address) as stays:
         await under_way(doors, gone)
@@ -326,8 +326,8 @@ async def test_a_client_that_hangs_up_harms_nobody(doors: Doors, world: World) -
         assert left(await stays.answer()) == 9
 
 
-async def test_a_client_that_does_not_read_is_not_answered_without_end(doors: Doors) -> None:
-    """What it sends then waits with it: the answers that wait here are bounded."""
+async def test_answers_to_a_client_that_does_not_read_are_bounded(doors: Doors) -> None:
+    """Its further requests wait too, because the pending answers are bounded."""
     nowhere = request({"subject": {"route": "/v1/nowhere"}})
     sent = 0
 
@@ -360,7 +360,7 @@ async def stuck(count: Callable[[], int], turns: int = 20) -> None:
     raise AssertionError("it grows and grows")
 
 
-async def test_a_server_that_stops_answers_what_is_under_way(world: World) -> None:
+async def test_a_stopping_server_answers_requests_in_progress(world: World) -> None:
     stack = contextlib.AsyncExitStack()
     doors = await stack.enter_async_context(opened(world))
     async with connected(doors.address) as raw, connected(doors.address) as idle:

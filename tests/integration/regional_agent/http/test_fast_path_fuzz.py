@@ -1,7 +1,7 @@
-"""The fast path and uvicorn's own parser say the same of any bytes, also of those that never become a request.
+"""The fast path and uvicorn's own parser answer any bytes alike, even those that never become a request.
 
-Requests are mutated, cut and sent in pieces, to the fast path and to the same agent without it. A short look by
-default; LEASEHOLD_FUZZ_REQUESTS is how many requests are tried.
+Requests are mutated, cut and sent in pieces, to the fast path and to the same agent without it. By default few are
+tried; LEASEHOLD_FUZZ_REQUESTS is their number.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 REQUESTS = int(os.environ.get("LEASEHOLD_FUZZ_REQUESTS", "300"))
 AT_ONCE = 30
-QUIET_S = (0.3, 2.0, 8.0)  # how long a silence is an end: a machine that is busy gets another chance
+QUIET_S = (0.3, 2.0, 8.0)  # the silence that counts as an end; a busy machine gets another chance
 
 BODIES = (
     b'{"subject":{"route":"/v1/nowhere"}}',
@@ -94,7 +94,7 @@ def case(seed: int) -> Case:
 
 
 class Collector(asyncio.Protocol):
-    """All that comes on a connection, also if it is reset in the end."""
+    """Return all bytes of a connection, even if it is reset in the end."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -108,7 +108,7 @@ class Collector(asyncio.Protocol):
 
 
 async def answered(address: str, tried: Case, quiet_s: float) -> tuple[list[Any], bool]:
-    """All answers, as far as they do not name a moment or an id, and whether the connection was closed."""
+    """Return all answers without times and ids, and whether the connection was closed."""
     host, _, port = address.removeprefix("http://").rpartition(":")
     transport, collector = await asyncio.get_running_loop().create_connection(Collector, host, int(port))
     for piece in tried.pieces:
@@ -137,10 +137,10 @@ def summary(data: bytes) -> list[Any]:
 
 
 def without_last_refusal(answers: list[Any]) -> list[Any]:
-    """Leave out what is said of bytes that are no request behind requests that were answered.
+    """Leave out the answer to invalid bytes after requests that were answered.
 
-    uvicorn parses all that has come before it answers anything, and closes after the last answer; the fast path answers
-    a request before it looks at what follows, and says why it closes. Both close.
+    uvicorn parses all bytes before it answers anything, and closes after the last answer; the fast path answers a
+    request before it parses what follows, and explains why it closes. Both close.
     """
     is_refusal = bool(answers) and answers[-1][0] == b"HTTP/1.1 400 Bad Request"
     return answers[:-1] if is_refusal and len(answers) > 1 else answers
@@ -161,7 +161,7 @@ def without_ids(value: Any) -> Any:
 
 
 def without_lifespan(app: ASGIApp) -> ASGIApp:
-    """The same app at a second server: it is started and ended by the first."""
+    """The same app at a second server; the first one starts and ends it."""
 
     async def served(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
@@ -187,7 +187,7 @@ async def both_doors(world: World) -> AsyncIterator[tuple[str, str]]:
         yield fast, slow
 
 
-async def test_two_doors_say_the_same_of_any_bytes(world: World) -> None:
+async def test_both_paths_answer_any_bytes_alike(world: World) -> None:
     async with both_doors(world) as (fast, slow):
         statuses = set()
         for begin in range(0, REQUESTS, AT_ONCE):

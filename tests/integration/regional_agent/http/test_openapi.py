@@ -1,4 +1,4 @@
-"""What the agent's OpenAPI document says is so, with the service token, with another one and without any."""
+"""The agent's OpenAPI document is true with the service token, with another one and without any."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from tests.integration.regional_agent.world import World
 
 pytestmark = [
     pytest.mark.anyio,
-    # The agent runs in this process, beside the strategies, and draws lots of its own.
+    # The agent runs in the process of the strategies and uses random numbers of its own.
     pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies"),
 ]
 TOKEN = "a-token-of-the-services"
@@ -40,7 +40,7 @@ def is_refused(answer: requests.Response) -> None:
     assert answer.status_code == 401, answer.text
 
 
-async def test_no_call_of_any_shape_is_answered_otherwise(world: World) -> None:
+async def test_calls_of_any_shape_are_answered_as_documented(world: World) -> None:
     async with opened(world, service_token=TOKEN) as doors:
         with capture_logs():
             called = await asyncio.to_thread(call_everything, doors.address)

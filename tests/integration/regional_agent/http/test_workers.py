@@ -1,4 +1,4 @@
-"""`leasehold agent --workers`: several processes on one port, one of which may be killed at any time."""
+"""`leasehold agent --workers` runs several processes on one port, any of which may be killed at any time."""
 
 import asyncio
 import json
@@ -53,11 +53,11 @@ class Workers:
         return [said for line in lines if line.endswith("\n") and (said := json.loads(line))["event"] == event]
 
     def pids(self) -> list[int]:
-        """In the order in which they began to listen."""
+        """Return the workers in the order in which they began to listen."""
         return [said["pid"] for said in self.logged("listening")]
 
     async def get(self, path: str) -> httpx.Response:
-        """On a connection of its own, so that any of them may answer."""
+        """Call on a new connection, so that any of them may answer."""
         return await self.http.get(path, headers={"Connection": "close"})
 
     async def samples(self) -> list[tuple[str, dict[str, str], float]]:
@@ -68,7 +68,7 @@ class Workers:
         return [value for name, _, value in await self.samples() if name == "leasehold_worker_up"]
 
     async def allowed(self) -> dict[str, float]:
-        """By worker."""
+        """Return the figures by worker."""
         samples = [(labels, value) for name, labels, value in await self.samples() if name == "leasehold_checks_total"]
         return {labels["worker"]: value for labels, value in samples if labels["answer"] == "allowed"}
 
@@ -112,7 +112,7 @@ async def all_up(workers: Workers, count: int) -> None:
     raise AssertionError("it did not come to pass")
 
 
-async def test_all_answer_on_one_port_and_whichever_is_asked_tells_of_all(world: World, tmp_path: Path) -> None:
+async def test_all_workers_answer_on_one_port_and_each_reports_all(world: World, tmp_path: Path) -> None:
     async with running(world, tmp_path, "--workers", "3", name="here") as workers:
         await all_up(workers, 3)
         who: Counter[str] = Counter()
@@ -137,7 +137,7 @@ async def test_a_worker_killed_under_load_is_replaced_and_no_unit_is_booked_twic
     limit = 800
     quotas = [DOCUMENT["quotas"][0] | {"limit": limit}, *DOCUMENT["quotas"][1:]]
     assert (await world.admin.put("/v1/limits", json=DOCUMENT | {"quotas": quotas})).is_success
-    told: Counter[int] = Counter()  # 0: nothing, for who was to answer was killed
+    told: Counter[int] = Counter()  # 0: no answer, because the worker was killed
 
     async def ask(workers: Workers, headers: dict[str, str]) -> None:
         async with httpx.AsyncClient(base_url=workers.http.base_url, headers=headers, timeout=30) as http:
@@ -152,7 +152,7 @@ async def test_a_worker_killed_under_load_is_replaced_and_no_unit_is_booked_twic
 
     async with running(world, tmp_path, "--workers", "2") as workers:
         await all_up(workers, 2)
-        # Half of them keep to whom they have, half come to whoever is there: to who has just come back, too.
+        # Half of the clients keep their worker, half reach any that runs, even one just restarted.
         habits: list[dict[str, str]] = [{}, {"Connection": "close"}]
         clients = [asyncio.create_task(ask(workers, headers)) for headers in habits * (CLIENTS // 2)]
         await until(lambda: told[200] > 100)
@@ -174,16 +174,14 @@ async def test_a_worker_killed_under_load_is_replaced_and_no_unit_is_booked_twic
     assert (await world.quota())["consumed"] == limit
 
 
-async def test_all_of_them_share_a_cluster_and_one_that_is_killed_takes_nothing_along(
-    world: World, tmp_path: Path
-) -> None:
-    """A customer in each cell says each operation until it is told yes, by whichever worker is there."""
+async def test_workers_share_a_cluster_and_a_killed_one_loses_nothing(world: World, tmp_path: Path) -> None:
+    """A customer in each cell repeats each operation until it is answered, by any worker."""
     operations, admitted = 10, 0
 
     async def is_told_yes(workers: Workers, tenant: str, operation: int) -> None:
         asked = {"subject": export(tenant), "operation_id": str(operation)}
         for _ in range(TURNS):
-            with suppress(httpx.TransportError):  # who was to answer was killed
+            with suppress(httpx.TransportError):  # the worker was killed
                 done = await workers.http.post("/v1/check", json=asked, headers={"Connection": "close"})
                 if done.status_code == 200:
                     return
@@ -212,7 +210,7 @@ async def test_all_of_them_share_a_cluster_and_one_that_is_killed_takes_nothing_
 
 
 async def test_sigterm_reaches_all_and_waits_until_all_is_booked(world: World, tmp_path: Path) -> None:
-    """Nobody reports before the last words: it is they that book it."""
+    """No worker reports before its last exchange, which books everything."""
     async with running(world, tmp_path, workers=2, report_interval_ms=60_000) as workers:
         await all_up(workers, 2)
         async with asyncio.timeout(60):
@@ -228,7 +226,7 @@ async def test_sigterm_reaches_all_and_waits_until_all_is_booked(world: World, t
 async def test_a_killed_workers_local_admissions_are_booked_by_its_successor(
     world: World, its_store: Store, tmp_path: Path
 ) -> None:
-    """All keep their journals in one directory. What one holds another leaves alone, as long as it lives."""
+    """All keep their journals in one directory. A worker does not touch the journal of another that runs."""
     assert (await world.admin.put("/v1/limits", json=UNBOUND)).is_success
     journal = tmp_path / "journal"
     given = settings(its_store, journal, breaker_failures=1, breaker_pause_ms=60_000)
@@ -249,7 +247,7 @@ async def test_a_killed_workers_local_admissions_are_booked_by_its_successor(
     assert not list(journal.iterdir())
 
 
-async def test_one_that_hangs_is_replaced(world: World, tmp_path: Path) -> None:
+async def test_a_hanging_worker_is_replaced(world: World, tmp_path: Path) -> None:
     async with running(world, tmp_path, "--workers", "2") as workers:
         await all_up(workers, 2)
         os.kill(workers.pids()[0], signal.SIGSTOP)
@@ -260,7 +258,7 @@ async def test_one_that_hangs_is_replaced(world: World, tmp_path: Path) -> None:
         assert await workers.end() == 0
 
 
-async def test_who_is_not_able_to_enforce_makes_the_agent_not_ready(world: World, tmp_path: Path) -> None:
+async def test_a_worker_that_cannot_enforce_makes_the_agent_not_ready(world: World, tmp_path: Path) -> None:
     async with running(world, tmp_path, "--workers", "2", store_url="redis://127.0.0.1:1/0") as workers:
         await until(lambda: len(workers.pids()) == 2)
         answer = await workers.get("/readyz")

@@ -1,4 +1,4 @@
-"""An anniversary in a zone that is half an hour off comes while services ask for more than there is."""
+"""A period by anniversary ends in a zone with a half-hour offset, while demand exceeds the limit."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -26,7 +26,7 @@ BEFORE = timedelta(seconds=4)
 
 
 class MovableClock(SystemClock):
-    """A coordinator's, which goes on from wherever it is put."""
+    """A coordinator's clock, which continues from any time it is set to."""
 
     def __init__(self) -> None:
         self.put(END - timedelta(hours=1))
@@ -59,7 +59,7 @@ async def limit(world: World) -> None:
 
 
 async def admitted(agents: list[Agent], units: int) -> None:
-    """Asked by many at once, whatever is denied, until so many were admitted."""
+    """Send parallel checks until so many were admitted, whatever is denied."""
     left = units
 
     async def ask(agent: Agent) -> None:

@@ -1,4 +1,4 @@
-"""From an admission to the ledger and back, in good weather and in bad."""
+"""Admissions reach the ledger, and grants the region, with and without failures."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -55,7 +55,7 @@ async def test_three_regions_at_once_admit_the_limit_to_the_unit(world: World) -
     assert (quota["consumed"], quota["outstanding"], quota["unallocated"]) == (100, 0, 0)
 
 
-async def test_units_that_lie_idle_elsewhere_are_recalled_for_who_waits(world: World) -> None:
+async def test_idle_units_of_other_regions_are_recalled_for_waiting_requests(world: World) -> None:
     holder, asker = await world.agent("us-east"), await world.agent("eu-west")
     await holder.lease(90)
     await holder.check(cost=20)
@@ -78,7 +78,7 @@ async def test_a_lost_reply_loses_nothing_and_books_nothing_twice(world: World) 
     assert (await world.quota())["consumed"] == 100
 
 
-async def test_a_reply_that_does_not_come_is_not_waited_for_while_requests_wait(world: World) -> None:
+async def test_a_missing_reply_does_not_delay_waiting_requests(world: World) -> None:
     hangs = asyncio.Event()
 
     async def until_the_end() -> None:
@@ -93,7 +93,7 @@ async def test_a_reply_that_does_not_come_is_not_waited_for_while_requests_wait(
     assert [each["reason"] for each in logs if each["event"] == "exchange failed"][:1] == ["no reply in time"]
 
 
-async def test_cut_off_a_region_spends_its_lease_and_tells_later(world: World) -> None:
+async def test_a_partitioned_region_spends_its_lease_and_reports_later(world: World) -> None:
     agent = await world.agent()
     await agent.lease(40)
     world.weather.swallows_requests = True
@@ -102,7 +102,7 @@ async def test_cut_off_a_region_spends_its_lease_and_tells_later(world: World) -
     await eventually(world.usage, 40)
 
 
-async def test_leaving_reports_what_was_spent_and_keeps_the_rest(world: World) -> None:
+async def test_a_shutdown_reports_usage_and_keeps_the_rest(world: World) -> None:
     async with running(world.settings("us-east", report_interval_ms=60_000)) as agent:
         await agent.ready()
         await agent.lease(50)
@@ -111,7 +111,7 @@ async def test_leaving_reports_what_was_spent_and_keeps_the_rest(world: World) -
     assert (await world.quota())["outstanding"] == 39
 
 
-async def test_leaving_returns_the_rest_where_it_is_told_to(world: World) -> None:
+async def test_a_shutdown_returns_the_rest_if_configured(world: World) -> None:
     async with running(world.settings("us-east", return_on_stop=True)) as agent:
         await agent.ready()
         await agent.lease(50)
@@ -120,8 +120,8 @@ async def test_leaving_returns_the_rest_where_it_is_told_to(world: World) -> Non
     assert (quota["consumed"], quota["outstanding"], quota["unallocated"]) == (30, 0, 70)
 
 
-async def test_the_next_agent_of_a_region_goes_on_where_the_last_one_stopped(world: World) -> None:
-    """It died in the middle: its batch waits in the store, and nobody was told."""
+async def test_the_next_agent_of_a_region_continues_where_the_last_one_stopped(world: World) -> None:
+    """The agent died midway: its batch waits in the store, unreported."""
     async with running(world.settings("us-east")) as agent:
         await agent.ready()
         await agent.lease(50)
@@ -136,7 +136,7 @@ async def test_the_next_agent_of_a_region_goes_on_where_the_last_one_stopped(wor
     await eventually(world.usage, 50)
 
 
-async def test_when_limits_change_who_was_denied_is_admitted_soon(world: World) -> None:
+async def test_denied_requests_are_admitted_soon_after_a_raised_limit(world: World) -> None:
     agent = await world.agent()
     await agent.check(cost=100)
     assert (await agent.check()).status_code == 429
@@ -160,7 +160,9 @@ async def test_the_last_known_policies_outlive_the_coordinator(world: World, tmp
         world.weather.swallows_requests = False
 
 
-async def test_without_its_store_each_policy_fails_as_it_says_and_then_recovers(world: World, tmp_path: Path) -> None:
+async def test_without_its_store_each_policy_follows_its_failure_mode_and_recovers(
+    world: World, tmp_path: Path
+) -> None:
     port, password, log = free_port(), "secret", tmp_path / "log"
 
     def start() -> Any:
@@ -209,14 +211,14 @@ async def test_a_recall_that_was_missed_as_a_signal_is_in_the_next_reply(world: 
     await holder.lease(100)
 
     async def spend_and_ask() -> int:
-        await holder.check()  # so that it has something to report, and hears the reply
+        await holder.check()  # so that it has something to report, and gets a reply
         return (await asker.check(cost=20)).status_code
 
     await eventually(spend_and_ask, 200)
 
 
-async def test_an_epoch_that_was_opened_for_a_life_that_is_over_admits_nothing(world: World) -> None:
-    """The store fails over while its epoch is on the way: the epoch belongs to what it was before."""
+async def test_an_epoch_opened_for_an_ended_incarnation_admits_nothing(world: World) -> None:
+    """The store fails over while its epoch is being opened: the epoch belongs to the incarnation before."""
     async with running(world.settings("us-east")) as agent:
         await agent.ready()
         first = agent.region.epochs.current
@@ -241,7 +243,7 @@ QUOTA = "exports:tenant=acme"
 
 
 async def spent_and_booked(agent: Agent, world: World) -> tuple[StoreIncarnation, int]:
-    """Five units are spent and booked; the life in which that was, and the lane."""
+    """Spend and book five units, and return their incarnation and lane."""
     await agent.lease(50)
     assert (await agent.check(cost=5)).status_code == 200
     await eventually(world.usage, 5)
@@ -271,8 +273,8 @@ LOSSES: dict[str, Callable[[StoreIncarnation, int], tuple[Argument, ...]]] = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-async def test_a_store_that_was_put_back_gets_another_epoch_and_its_evidence_is_kept(world: World, loss: str) -> None:
-    """Below the same fingerprint: only the conversation can tell. One new incarnation begins, for both agents."""
+async def test_a_restored_store_gets_another_epoch_and_its_evidence_is_kept(world: World, loss: str) -> None:
+    """The fingerprint is the same, so only the exchange shows it. One new incarnation begins, for both agents."""
     agents = [await world.agent() for _ in range(2)]
     for agent in agents:
         agent.region.exchange_loop.offer_again_ms = 100
@@ -283,7 +285,7 @@ async def test_a_store_that_was_put_back_gets_another_epoch_and_its_evidence_is_
     await until(lambda: any(agent.region.epochs.current not in {None, incarnation} for agent in agents))
 
     for agent in agents:
-        # One whose spending the other has told hears of it with its own next request.
+        # An agent whose usage the other reported learns of it with its own next request.
         await eventually(partial(status_of_check, agent), 200)
         assert (await agent.http.get("/readyz")).status_code == 200
     [epoch] = {agent.region.epochs.current.epoch for agent in agents if agent.region.epochs.current}
@@ -298,8 +300,8 @@ async def test_a_store_that_was_put_back_gets_another_epoch_and_its_evidence_is_
     ]
 
 
-async def test_a_lane_with_a_gap_stands_loudly_until_it_is_resolved(world: World, database: str) -> None:
-    """It is the ledger that is behind: the epoch goes on, nothing is dropped, and it is offered again."""
+async def test_a_lane_with_a_gap_stops_with_an_error_until_it_is_resolved(world: World, database: str) -> None:
+    """The ledger lost data: the epoch continues, nothing is dropped, and the batch is sent again."""
     agent = await world.agent()
     agent.region.exchange_loop.offer_again_ms = 10
     incarnation, lane = await spent_and_booked(agent, world)
@@ -323,7 +325,7 @@ async def test_a_lane_with_a_gap_stands_loudly_until_it_is_resolved(world: World
     assert (await agent.http.get("/readyz")).status_code == 200
 
 
-async def test_an_epoch_that_people_retired_is_left_and_what_it_had_to_say_is_acknowledged(world: World) -> None:
+async def test_a_retired_epoch_is_left_and_its_reports_are_acknowledged(world: World) -> None:
     agent = await world.agent()
     incarnation, lane = await spent_and_booked(agent, world)
     retired = await world.admin.post(f"/v1/epochs/{incarnation.epoch}:retire", json={"reason": "the region moved"})
@@ -349,8 +351,8 @@ async def test_a_store_that_may_evict_is_not_ready(world: World) -> None:
             await other.region.store.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
 
 
-async def test_a_lease_that_nobody_uses_is_renewed(world: World, database: str) -> None:
-    """Else it would expire in its store, and what it holds would go to suspense at the coordinator."""
+async def test_an_unused_lease_is_renewed(world: World, database: str) -> None:
+    """Otherwise it would expire in its store, and its units would go to suspense at the coordinator."""
     async with another_coordinator(database, lease_ms=1_000) as url:
         agent = await world.agent(coordinator_url=url)
         await agent.lease(50)

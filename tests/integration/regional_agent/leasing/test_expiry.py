@@ -1,4 +1,4 @@
-"""A region that was away for longer than its lease: what it held is set aside, and comes back when the region does."""
+"""A region is away for longer than its lease: its units go to suspense, and return when the region does."""
 
 import asyncio
 
@@ -19,9 +19,7 @@ async def quota_with(world: World, **expected: int) -> None:
     raise AssertionError(f"{quota} and not {expected}")
 
 
-async def test_what_a_lost_region_held_is_set_aside_and_settled_exactly_when_it_is_back(
-    world: World, database: str
-) -> None:
+async def test_a_lost_regions_units_go_to_suspense_and_are_settled_when_it_is_back(world: World, database: str) -> None:
     async with (
         another_coordinator(database, lease_ms=1_000) as url,
         running(world.settings("us-east", coordinator_url=url)) as agent,
@@ -38,10 +36,8 @@ async def test_what_a_lost_region_held_is_set_aside_and_settled_exactly_when_it_
     await quota_with(world, consumed=100, outstanding=0, suspense=0, unallocated=0)
 
 
-async def test_what_an_agent_that_died_had_leased_comes_back_though_nobody_asks_for_it(
-    world: World, database: str
-) -> None:
-    """Another agent of the region lives on, and knows nothing of it: it never tells what the one that died did."""
+async def test_leases_of_a_dead_agent_are_returned_without_requests(world: World, database: str) -> None:
+    """Another agent of the region runs, and does not know the lease: it never reports what the dead one did."""
     async with another_coordinator(database, lease_ms=1_000) as url:
         await world.agent("us-east", coordinator_url=url, report_interval_ms=60_000)
         async with running(world.settings("us-east", coordinator_url=url)) as dies:
@@ -54,7 +50,7 @@ async def test_what_an_agent_that_died_had_leased_comes_back_though_nobody_asks_
 
 
 async def ask_again(database: str) -> None:
-    """As a coordinator does every half a minute."""
+    """Run expiry, as a coordinator does every half a minute."""
     connection = await asyncpg.connect(database)
     try:
         await connection.execute("UPDATE job SET due_at = now() WHERE name = 'recall_suspense'")

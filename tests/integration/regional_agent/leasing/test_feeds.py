@@ -1,4 +1,4 @@
-"""Blocks and overrides, from the person who makes them to the request that meets them; and what outlives a restart."""
+"""Blocks and overrides take effect from their creation to the request they match, and survive restarts."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ async def is_blocked(agent: Agent, subject: dict[str, str]) -> bool:
     return answer.status_code == 429 and answer.json()["type"] == "/problems/blocked"
 
 
-async def test_a_block_is_in_force_in_every_region_and_so_is_its_end(world: World) -> None:
+async def test_a_block_and_its_end_apply_in_every_region(world: World) -> None:
     agents = [await world.agent(region) for region in REGIONS]
     await made(world, "/v1/blocks", field="ip", value="2001:db8::/48")
     for agent in agents:
@@ -64,16 +64,16 @@ async def _is_let_in(agent: Agent, subject: dict[str, str]) -> bool:
     return (await agent.check(subject, mode="peek")).status_code == 200
 
 
-async def test_a_block_ends_by_itself_and_says_when(world: World) -> None:
+async def test_a_block_ends_by_itself_and_denials_name_its_end(world: World) -> None:
     agent = await world.agent()
     await made(world, "/v1/blocks", field="tenant", value="acme", valid_until=at(seconds=3))
     await comes_true(lambda: is_blocked(agent, EXPORT))
     assert 0 < (await agent.check()).json()["retry_after_ms"] <= 3_000
-    world.weather.swallows_requests = True  # nobody tells it
+    world.weather.swallows_requests = True  # it gets no signal
     await comes_true(lambda: _is_let_in(agent, SEARCH))
 
 
-async def test_who_is_blocked_consumes_nothing(world: World) -> None:
+async def test_a_blocked_request_consumes_nothing(world: World) -> None:
     agent = await world.agent()
     assert (await agent.check()).json()["policies"][0]["remaining"] == 99
     await made(world, "/v1/blocks", field="tenant", value="acme")
@@ -110,7 +110,7 @@ def _version_in_force(agent: Agent) -> int:
     return policies.version if policies else 0
 
 
-async def test_what_was_announced_begins_and_ends_in_a_region_that_is_cut_off(world: World) -> None:
+async def test_announced_overrides_begin_and_end_in_a_partitioned_region(world: World) -> None:
     agent = await world.agent()
     await made(
         world, "/v1/overrides", quota="api", subject={}, limit="3/hour, burst 90", valid_from=at(seconds=2),
@@ -123,8 +123,8 @@ async def test_what_was_announced_begins_and_ends_in_a_region_that_is_cut_off(wo
     await comes_true(lambda: _burst_is(agent, 10))
 
 
-async def test_the_last_known_are_there_without_the_coordinator(world: World, tmp_path: Path) -> None:
-    """Also what ended while nobody was there: this machine's own clock says so."""
+async def test_the_last_known_blocks_and_overrides_apply_without_the_coordinator(world: World, tmp_path: Path) -> None:
+    """That includes those that ended while no agent ran, by this machine's own clock."""
     async with running(world.settings("us-east", state_dir=tmp_path)) as agent:
         await agent.ready()
         await made(world, "/v1/blocks", field="user", value="mallory")
@@ -152,15 +152,15 @@ async def _limits(agent: Agent, tenant: str, burst: int) -> bool:
     return getattr(demanded.charge, "burst", None) == burst
 
 
-async def test_a_file_that_cannot_be_read_is_no_news(world: World, tmp_path: Path) -> None:
+async def test_an_unreadable_file_is_ignored(world: World, tmp_path: Path) -> None:
     (tmp_path / "policies.json").write_text("{}")
     (tmp_path / "blocks.json").write_text("")
     agent = await world.agent(state_dir=tmp_path)
     assert (await agent.check()).status_code == 200
 
 
-async def test_a_poll_that_is_stuck_is_made_anew_when_a_reply_names_a_version(world: World) -> None:
-    """The notice was lost on its way to the coordinator that the poll waits at."""
+async def test_a_stuck_poll_is_repeated_when_a_reply_names_a_version(world: World) -> None:
+    """The notice was lost on its way to the coordinator of the poll."""
     agent = await world.agent()
     feed = agent.whole._blocks
     asked: list[int | None] = []
@@ -170,7 +170,7 @@ async def test_a_poll_that_is_stuck_is_made_anew_when_a_reply_names_a_version(wo
         await asyncio.get_running_loop().create_future()
 
     feed._poll = stuck
-    feed.on_version(1)  # makes the poll that waits now anew, and that one hangs
+    feed.on_version(1)  # repeats the waiting poll, and the new one hangs
     await until(lambda: asked == [0])
     for _ in range(3):
         feed.on_version(2)
@@ -179,7 +179,7 @@ async def test_a_poll_that_is_stuck_is_made_anew_when_a_reply_names_a_version(wo
     assert (await agent.http.get("/readyz")).status_code == 200
 
 
-async def test_an_agent_that_heard_of_no_blocks_is_not_ready(world: World) -> None:
+async def test_an_agent_without_a_block_list_is_not_ready(world: World) -> None:
     world.weather.swallows_requests = True
     async with running(world.settings("us-east")) as agent:
         answer: httpx.Response = await agent.http.get("/readyz")

@@ -1,4 +1,4 @@
-"""What a region has to report may be very much: it is booked in pieces, once, and other tenants are served."""
+"""A very large report is booked in pieces, once, while other tenants are served."""
 
 import asyncio
 import os
@@ -16,11 +16,11 @@ from tests.integration.regional_agent.world import EXPORT, Agent, World
 
 pytestmark = pytest.mark.anyio
 
-LINES = int(os.environ.get("LINES_PLANTED", "3000"))  # of each tenant
+LINES = int(os.environ.get("LINES_PLANTED", "3000"))  # for each tenant
 
 
 async def plant(agent: Agent, tenant: str, lines: int, policy: str = "export") -> None:
-    """As checks of so many API keys would have made them."""
+    """Write usage as checks of so many API keys would."""
     incarnation = agent.region.epochs.current
     assert incarnation is not None
     quota = f"exports:tenant={tenant}"

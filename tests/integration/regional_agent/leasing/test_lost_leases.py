@@ -1,4 +1,4 @@
-"""A store that loses a lease and keeps its fingerprint: the same units are not admitted twice."""
+"""A store loses a lease and keeps its fingerprint: the same units are not admitted twice."""
 
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ def document(**policy: Any) -> dict[str, Any]:
 
 
 async def spend(agent: Agent, checks: int) -> int:
-    """Give how many of so many checks were admitted."""
+    """Return how many of so many checks were admitted."""
     return sum([(await agent.check()).status_code == 200 for _ in range(checks)])
 
 
@@ -41,12 +41,12 @@ async def epochs(world: World) -> list[tuple[str, bool]]:
 
 
 async def totals(world: World) -> tuple[int, int]:
-    """What is booked, and what is out of reach until people or evidence say what became of it."""
+    """Return what is booked, and what is locked until people or evidence resolve it."""
     [row] = await world._rows("SELECT sum(consumed) AS consumed, sum(outstanding + suspense) AS unknown FROM lease")
     return int(row["consumed"]), int(row["unknown"])
 
 
-async def test_what_was_reported_of_a_lost_lease_is_not_admitted_again(world: World) -> None:
+async def test_reported_units_of_a_lost_lease_are_not_admitted_again(world: World) -> None:
     assert (await world.admin.put("/v1/limits", json=document())).is_success
     agent = await world.agent()
     await agent.lease(LIMIT)
@@ -60,9 +60,7 @@ async def test_what_was_reported_of_a_lost_lease_is_not_admitted_again(world: Wo
 
 
 @pytest.mark.parametrize("more", [(), ("lines",)])
-async def test_what_was_never_reported_of_a_lost_lease_is_not_admitted_again(
-    world: World, more: tuple[str, ...]
-) -> None:
+async def test_unreported_units_of_a_lost_lease_are_not_admitted_again(world: World, more: tuple[str, ...]) -> None:
     assert (await world.admin.put("/v1/limits", json=document())).is_success
     agent = await world.agent(report_interval_ms=60_000)
     await agent.lease(LIMIT)
@@ -74,7 +72,7 @@ async def test_what_was_never_reported_of_a_lost_lease_is_not_admitted_again(
 
 
 async def test_a_store_that_may_evict_leases_admits_no_allowance(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As soon as its settings are looked at again, on a connection that has stood for long."""
+    """This applies as soon as its settings are read again, on a connection that has been open for long."""
     monkeypatch.setattr("regional_agent.leasing.epoch.WATCH_S", 0.05)
     assert (await world.admin.put("/v1/limits", json=document())).is_success
     agent = await world.agent()

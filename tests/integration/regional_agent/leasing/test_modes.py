@@ -1,4 +1,4 @@
-"""What the modes of an allowance promise, with real agents and stores: each region its limit, or each request asks."""
+"""The modes regional and central keep their promises with real agents and stores."""
 
 import asyncio
 from collections import Counter
@@ -23,7 +23,7 @@ def in_mode(mode: str, limit: int = LIMIT, wait: str = "5s", **more: Any) -> dic
 
 
 async def put(world: World, agents: list[Agent], document: dict[str, list[dict[str, Any]]]) -> None:
-    """In force with all of them."""
+    """Apply the document, and wait until all agents have it."""
     before = [agent.region.admission.policies for agent in agents]
     await world.try_out(document)
     await until(
@@ -32,7 +32,7 @@ async def put(world: World, agents: list[Agent], document: dict[str, list[dict[s
 
 
 async def asked(agent: Agent, **fields: Any) -> int:
-    """Once more where the coordinator took too long, on a busy machine: then nothing was consumed."""
+    """Repeat a check where the coordinator took too long, on a busy machine: then nothing was consumed."""
     for _ in range(100):
         if (status := (await agent.check(ASK, **fields)).status_code) != 503:
             return status
@@ -58,7 +58,7 @@ async def allocation(world: World) -> dict[str, Any]:
 
 
 async def until_books(world: World, **expected: int) -> dict[str, Any]:
-    """Of the whole pool."""
+    """Return figures of the whole pool."""
     found: dict[str, Any] = {}
     for _ in range(1_000):
         found = await allocation(world)
@@ -68,7 +68,7 @@ async def until_books(world: World, **expected: int) -> dict[str, Any]:
     raise AssertionError(f"{expected}: {found}")
 
 
-# --- each region its own limit ----------------------------------------------------------------------------------------
+# --- regional quotas --------------------------------------------------------------------------------------------------
 
 
 async def test_each_region_has_its_own_limit_and_no_other_region_s(world: World) -> None:
@@ -83,7 +83,7 @@ async def test_each_region_has_its_own_limit_and_no_other_region_s(world: World)
     assert (await world.quota(PRINTS))["consumed"] == 3 * LIMIT
 
 
-async def test_what_remains_is_what_remains_of_the_region_s_own_limit(world: World) -> None:
+async def test_remaining_units_are_those_of_the_regions_own_limit(world: World) -> None:
     await world.try_out(in_mode("regional"))
     east, south = await world.agent("us-east"), await world.agent("ap-south")
     await spend(east, 5)
@@ -91,7 +91,7 @@ async def test_what_remains_is_what_remains_of_the_region_s_own_limit(world: Wor
     assert (answer["limit"], answer["remaining"]) == (LIMIT, LIMIT - 2)
 
 
-async def test_what_is_funded_follows_the_regions_that_take_part(world: World) -> None:
+async def test_funding_follows_the_regions_that_take_part(world: World) -> None:
     await world.try_out(in_mode("regional"))
     east, south = await world.agent("us-east"), await world.agent("ap-south")
     assert await spend(east, 5) == {200: 5}
@@ -114,7 +114,7 @@ async def test_what_is_funded_follows_the_regions_that_take_part(world: World) -
     await until_books(world, funded=4 * LIMIT, consumed=2 * LIMIT)
 
 
-async def test_work_beyond_a_region_s_limit_is_overage_and_takes_nothing_of_another_s(world: World) -> None:
+async def test_usage_beyond_a_regions_limit_is_overage_and_takes_nothing_from_another(world: World) -> None:
     await world.try_out(in_mode("regional"))
     east, south = await world.agent("us-east"), await world.agent("ap-south")
     hold = await held(east, LIMIT)
@@ -148,11 +148,11 @@ async def test_a_ceiling_lowers_one_region_s_own_limit(world: World) -> None:
     await until_books(world, funded=2 * LIMIT + 4)
 
 
-# --- each request asks ------------------------------------------------------------------------------------------------
+# --- central quotas ---------------------------------------------------------------------------------------------------
 
 
 class Counted:
-    """The coordinator's door, and how many calls came through it."""
+    """Count the calls of the coordinator's central operation."""
 
     def __init__(self, world: World) -> None:
         self.exchanges = 0
@@ -165,7 +165,7 @@ class Counted:
         world.weather._app = app
 
 
-async def test_two_regions_that_ask_share_the_last_unit_and_leave_none_behind(world: World) -> None:
+async def test_two_regions_spend_a_central_quota_to_the_last_unit(world: World) -> None:
     await world.try_out(in_mode("central", limit=41))
     east, south = await world.agent("us-east"), await world.agent("ap-south")
     answers = await asyncio.gather(*(spend(agent, 15) for agent in (east, south)))
@@ -186,7 +186,7 @@ async def test_a_region_holds_nothing_that_no_request_waits_for(world: World) ->
     assert (region["granted"], region["returned"]) == (60, 0), "and never was there more"
 
 
-async def test_concurrent_requests_ask_together(world: World) -> None:
+async def test_concurrent_requests_share_a_call(world: World) -> None:
     await world.try_out(in_mode("central", limit=1000))
     east = await world.agent("us-east", report_interval_ms=60_000)
     await spend(east, 1)
@@ -195,7 +195,7 @@ async def test_concurrent_requests_ask_together(world: World) -> None:
     assert counted.exchanges <= 10
 
 
-async def test_a_denial_is_of_what_is_left_and_smaller_requests_have_it(world: World) -> None:
+async def test_a_denied_large_request_leaves_units_to_smaller_ones(world: World) -> None:
     await world.try_out(in_mode("central", limit=10))
     east, south = await world.agent("us-east"), await world.agent("ap-south")
     assert await asked(east, cost=6) == 200
@@ -204,7 +204,7 @@ async def test_a_denial_is_of_what_is_left_and_smaller_requests_have_it(world: W
     await until_books(world, consumed=10, outstanding=0)
 
 
-async def test_a_denial_is_true_in_its_moment_and_not_remembered(world: World) -> None:
+async def test_a_central_denial_is_not_cached(world: World) -> None:
     await world.try_out(in_mode("central", limit=10))
     east, south = await world.agent("us-east"), await world.agent("ap-south")
     hold = await held(east, 10)
@@ -216,7 +216,7 @@ async def test_a_denial_is_true_in_its_moment_and_not_remembered(world: World) -
     assert await asked(south, cost=6) == 200
 
 
-async def test_who_is_cut_off_is_told_at_once_and_nothing_is_admitted(world: World) -> None:
+async def test_a_partitioned_region_denies_at_once_and_admits_nothing(world: World) -> None:
     await world.try_out(in_mode("central", limit=1000))
     east = await world.agent("us-east")
     assert await spend(east, 2) == {200: 2}
@@ -229,7 +229,7 @@ async def test_who_is_cut_off_is_told_at_once_and_nothing_is_admitted(world: Wor
     await until_books(world, consumed=3, outstanding=0)
 
 
-async def test_what_was_granted_for_who_waits_no_more_goes_back_at_once(world: World) -> None:
+async def test_units_granted_for_an_expired_wait_return_at_once(world: World) -> None:
     """The reply comes later than the request would wait."""
     await world.try_out(in_mode("central", limit=1000, wait="150ms"))
     east = await world.agent("us-east", report_interval_ms=60_000)
@@ -246,7 +246,7 @@ async def test_what_was_granted_for_who_waits_no_more_goes_back_at_once(world: W
     await until_books(world, outstanding=0, consumed=1)
 
 
-async def test_what_a_hold_did_not_use_goes_back_at_once(world: World) -> None:
+async def test_unused_units_of_a_hold_return_at_once(world: World) -> None:
     await world.try_out(in_mode("central"))
     east, south = await world.agent("us-east", report_interval_ms=60_000), await world.agent("ap-south")
     for ending, used in ((":commit", 4), (":release", 0)):
@@ -272,7 +272,7 @@ async def test_an_operation_is_charged_once_and_batches_and_peeks_are_decided_al
     await until_books(world, consumed=LIMIT + 2, overage=2, outstanding=0)
 
 
-async def test_several_agents_of_a_region_ask_for_the_same(world: World) -> None:
+async def test_several_agents_of_a_region_share_a_central_quota(world: World) -> None:
     await world.try_out(in_mode("central", limit=60))
     one, other = await world.agent("us-east", name="one"), await world.agent("us-east", name="other")
     answers = await asyncio.gather(*(spend(agent, 10) for agent in (one, other) for _ in range(4)))
@@ -280,7 +280,7 @@ async def test_several_agents_of_a_region_ask_for_the_same(world: World) -> None
     await until_books(world, outstanding=0, consumed=60)
 
 
-# --- from one to the other --------------------------------------------------------------------------------------------
+# --- changes of mode --------------------------------------------------------------------------------------------------
 
 
 async def test_a_change_of_mode_within_a_period_loses_nothing_and_admits_no_more(world: World) -> None:

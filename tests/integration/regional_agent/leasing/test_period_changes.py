@@ -1,4 +1,4 @@
-"""A quota gets another period, which may have begun earlier than the one it had: its units can be spent at once."""
+"""A quota gets another period, which may begin earlier than the current one: its units can be spent at once."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -24,7 +24,7 @@ Change = Callable[[World], Awaitable[None]]
 
 
 def document(period: str, time_zone: str = "UTC") -> dict[str, Any]:
-    """A check is denied after two seconds without units: the time within which whoever asks is to be admitted."""
+    """Return a service whose checks are denied after two seconds without units, which bounds the delay."""
     quota = {"name": "exports", "kind": "allowance", "limit": LIMIT, "period": period, "time_zone": time_zone}
     policy = {
         "name": "export",
@@ -48,7 +48,7 @@ async def subscribe(world: World, day: int) -> None:
 
 
 def periods(*kinds: str) -> tuple[Change, Change]:
-    """From the first kind of period to the last."""
+    """Change from the first kind of period to the last."""
 
     async def before(world: World) -> None:
         await apply(world, kinds[0])
@@ -68,7 +68,7 @@ def another_zone() -> tuple[Change, Change]:
 
 
 def another_begin() -> tuple[Change, Change]:
-    """A tenant that had the calendar's months subscribes: its months begin on the last day of a month."""
+    """A tenant of calendar months subscribes: its months begin on the last day of a month."""
 
     async def before(world: World) -> None:
         if (datetime.now(UTC) + timedelta(days=1)).day == 1:
@@ -154,7 +154,7 @@ async def test_a_period_is_changed_back_after_the_other_one_was_spent(world: Wor
 
 
 class Ahead(SystemClock):
-    """A clock that is three hours ahead."""
+    """Return a clock that is three hours ahead."""
 
     def now(self) -> datetime:
         return super().now() + timedelta(hours=3)
@@ -170,7 +170,7 @@ async def wrong_coordinator(database: str) -> AsyncIterator[str]:
 
 
 async def test_a_coordinator_whose_clock_was_ahead_stops_no_quota(world: World, database: str) -> None:
-    """An agent that talks to it installs a lease of a later hour, and another agent of the region the right one."""
+    """An agent of that coordinator installs a lease of a later hour, and another agent of the region the right one."""
     await apply(world, "hour")
     agent, other_region = await world.agent(), await world.agent("eu-west")
     await policies_in_force(world, [agent, other_region])
@@ -201,7 +201,7 @@ async def lease_fields(agent: Agent) -> dict[str, str]:
 
 
 async def renewed(agent: Agent, period: str) -> None:
-    """The lease of the new period is there: what was left of the one before is not spent by the test."""
+    """Wait for the lease of the new period: the test spends nothing of the one before."""
     length = {"month": 7, "day": 10}[period]
 
     async def is_installed() -> bool:

@@ -1,4 +1,4 @@
-"""A period ends while services ask: nobody is denied for want of a lease, and nobody waits for the coordinator."""
+"""A period ends under load: no request is denied for lack of a lease, and none waits for the coordinator."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -52,7 +52,7 @@ async def fields(agent: Agent) -> dict[str, str]:
 
 
 async def admitted_until(agent: Agent, period: str, checks: int = 0) -> int:
-    """Ask, one after the other, until the period is the current one and then so many more. Nothing may be denied."""
+    """Check, one after the other, until the period is the current one and then so many more. Nothing may be denied."""
     after = 0
     for admitted in range(1, MOST_CHECKS):
         answer = await agent.check()
@@ -65,7 +65,7 @@ async def admitted_until(agent: Agent, period: str, checks: int = 0) -> int:
 
 
 @pytest.mark.parametrize("is_cut_off", [False, True])
-async def test_over_the_end_of_a_period_nobody_is_denied(world: World, database: str, is_cut_off: bool) -> None:
+async def test_no_request_is_denied_over_the_end_of_a_period(world: World, database: str, is_cut_off: bool) -> None:
     exports = {"name": "exports", "kind": "allowance", "limit": 100_000, "period": "hour"}
     export = {"name": "export", "match": {"route": EXPORT["route"]}, "by": ["tenant"], "quota": "exports"}
     limits = DOCUMENT | {"quotas": [exports], "policies": [export]}
@@ -75,7 +75,7 @@ async def test_over_the_end_of_a_period_nobody_is_denied(world: World, database:
     assert (await world.admin.put("/v1/limits", json=limits, headers=has)).is_success
     async with coordinator(database, clock) as (weather, url):
         agent = await world.agent(coordinator_url=url)
-        await agent.lease(MOST_CHECKS)  # all that can be asked for before the end
+        await agent.lease(MOST_CHECKS)  # all that can be requested before the end
         await eventually(lambda: has_both(agent, at_least=1), True)
         before = await admitted_until(agent, ended, checks=100)
         await eventually(lambda: has_both(agent, at_least=50), True)
@@ -88,7 +88,7 @@ async def test_over_the_end_of_a_period_nobody_is_denied(world: World, database:
 
 
 async def has_both(agent: Agent, at_least: int) -> bool:
-    """A lease of the period that is, and of the next one so many units."""
+    """Return a lease of the current period, and so many units of the next one."""
     kept = await fields(agent)
     return int(kept.get("granted", 0)) > 0 and int(kept.get("next:granted", 0)) >= at_least
 

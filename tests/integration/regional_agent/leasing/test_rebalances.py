@@ -1,4 +1,4 @@
-"""Units that people bring from region to region, with real agents and stores: under load, cut off, and drained."""
+"""People move units from region to region, with real agents and stores: under load, partitioned, and drained."""
 
 import asyncio
 from collections import Counter
@@ -17,7 +17,7 @@ EAST_TO_SOUTH = {"mode": "move", "quota": EXPORTS, "from": "us-east", "to": "ap-
 
 @pytest.fixture
 async def wide(world: World) -> World:
-    """A limit that is worth moving."""
+    """Apply a limit that is worth moving."""
     quotas = [DOCUMENT["quotas"][0] | {"limit": 1000}, *DOCUMENT["quotas"][1:]]
     assert (await world.admin.put("/v1/limits", json=DOCUMENT | {"quotas": quotas})).is_success
     return world
@@ -45,7 +45,7 @@ async def outstanding(world: World) -> dict[str, int]:
 
 
 async def load(agent: Agent, stop: asyncio.Event) -> Counter[int]:
-    """A service that asks and asks, eight requests at a time."""
+    """A service that sends checks without pause, eight at a time."""
     answers = Counter[int]()
 
     async def ask() -> None:
@@ -57,8 +57,8 @@ async def load(agent: Agent, stop: asyncio.Event) -> Counter[int]:
     return answers
 
 
-async def test_units_are_moved_under_load_and_nobody_is_denied(wide: World) -> None:
-    """The one that gives goes on asking, and the one that gets them has never asked before."""
+async def test_units_are_moved_under_load_without_denials(wide: World) -> None:
+    """The source continues to serve, and the target has never had a request before."""
     east, south = await wide.agent("us-east"), await wide.agent("ap-south")
     await east.lease(600)
     stop = asyncio.Event()
@@ -79,7 +79,7 @@ async def test_units_are_moved_under_load_and_nobody_is_denied(wide: World) -> N
     assert quota["overage"] == 0
 
 
-async def test_a_source_that_is_cut_off_gives_back_when_it_is_heard_again(wide: World) -> None:
+async def test_a_partitioned_source_returns_units_when_it_is_back(wide: World) -> None:
     east, south = await wide.agent("us-east"), await wide.agent("ap-south")
     await east.lease(600)
     await south.lease(10)
@@ -121,11 +121,11 @@ async def test_a_region_is_drained_under_load_and_others_serve(wide: World) -> N
 
 
 async def test_a_coordinator_dies_in_the_middle_and_another_goes_on(wide: World, database: str) -> None:
-    """What has begun is in the ledger and nowhere else."""
+    """A running rebalance is stored in the ledger only."""
     async with another_coordinator(database) as url, running(wide.settings("us-east", coordinator_url=url)) as east:
         await east.ready()
         await east.lease(600)
-        wide.weather.swallows_requests = True  # the one that it was begun at is as good as dead for the regions
+        wide.weather.swallows_requests = True  # regions cannot reach the coordinator that began it
         async with running(wide.settings("ap-south", coordinator_url=url)) as south:
             await south.ready()
             headers = {"Authorization": f"Bearer {wide.tokens['admin']}"}

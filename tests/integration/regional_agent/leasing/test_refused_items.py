@@ -1,4 +1,4 @@
-"""A refusal has the size of its cause: one want, one lane or one share is set aside, and everything else goes on."""
+"""A refusal affects only its cause: one want, lane or share is set aside, and everything else continues."""
 
 import asyncio
 import json
@@ -68,7 +68,7 @@ async def test_a_want_that_refuses_its_call_is_found_and_set_aside(world: World,
     assert "leasehold_exchange_items_set_aside 1.0" in text
 
 
-async def test_what_is_set_aside_is_not_offered_again(world: World) -> None:
+async def test_an_item_set_aside_is_not_sent_again(world: World) -> None:
     agent = await world.agent()
     offered: list[bytes] = []
     refuse = refusing(demands("culprit"))
@@ -173,8 +173,8 @@ async def test_a_briefly_refused_exchange_is_resent_and_the_others_are_booked(wo
     assert agent.region.exchange_loop.stopped_lanes == {}
 
 
-async def test_an_agent_that_did_not_offer_the_batch_knows_that_its_lane_goes_on(world: World) -> None:
-    """Lane state is the region's: another agent's offer was accepted, so nothing has stopped any more."""
+async def test_an_agent_that_did_not_send_the_batch_learns_that_its_lane_continues(world: World) -> None:
+    """Lane state is the region's: another agent's batch was accepted, so the lane has not stopped any more."""
     agents = [await world.agent(name=f"agent-{number}") for number in range(2)]
     incarnation, lane = await spent_and_booked(agents[0], world)
     world.weather.answers_for_it = refusing(lambda exchange: bool(json.loads(exchange["frozen"])["leases"]))
@@ -193,7 +193,7 @@ async def test_an_agent_that_did_not_offer_the_batch_knows_that_its_lane_goes_on
     assert (await other.check(cost=1)).status_code == 200
 
 
-async def test_a_share_that_refuses_its_call_is_set_aside_and_the_others_are_heard(world: World) -> None:
+async def test_a_share_that_refuses_its_call_is_set_aside_and_the_others_accepted(world: World) -> None:
     document: dict[str, list[dict[str, Any]]] = {
         "quotas": [{"name": "pages", "kind": "rate", "limit": "90/second, burst 90", "sharing": "adaptive"}],
         "policies": [{"name": "page", "match": {"route": "/pages"}, "by": ["tenant"], "quota": "pages"}],

@@ -1,4 +1,4 @@
-"""Several agents of one region, and what each exchange is good for: one dies in the middle, one refill at a time."""
+"""Several agents of one region share exchanges: one dies midway, and a refill is requested once."""
 
 import asyncio
 
@@ -23,13 +23,13 @@ def incarnation_of(agent: Agent) -> StoreIncarnation:
 
 @pytest.mark.parametrize("dies", ["before it sent", "after it sent"])
 async def test_an_agent_that_dies_in_the_middle_of_an_exchange_leaves_it_to_the_others(world: World, dies: str) -> None:
-    """Nothing else happens in the lane, so nothing but the batch itself tells the others."""
+    """Nothing else happens in the lane, so only the batch itself informs the other agents."""
     agent = await world.agent(report_interval_ms=60_000)
     await agent.lease(50)
     await agent.check(cost=7)
     incarnation = incarnation_of(agent)
     lane = lane_of(QUOTA, incarnation.lanes)
-    frozen = await agent.region.scripts.freeze(incarnation, lane, [QUOTA])  # the one that dies, up to here
+    frozen = await agent.region.scripts.freeze(incarnation, lane, [QUOTA])  # this agent dies here
     if dies == "after it sent":
         client = CoordinatorClient(world.url, world.tokens["us-east"], "us-east")
         exchanges = [Exchange(frozen=frozen.bytes)]
@@ -51,12 +51,12 @@ async def test_an_agent_that_dies_in_the_middle_of_an_exchange_leaves_it_to_the_
 async def test_two_agents_forget_an_older_epoch_only_once_all_of_it_is_acknowledged(
     world: World,
 ) -> None:
-    """While one waits for its reply the other is quicker, freezes the lane's next batch, and never hears of it."""
+    """While one waits for its reply, the other is quicker, freezes the lane's next batch, and never gets that reply."""
     agent = await world.agent(report_interval_ms=60_000)
     await agent.lease(50)
     await agent.check(cost=7)
     older, scripts = incarnation_of(agent), agent.region.scripts
-    await scripts.return_units(older, QUOTA, 0)  # nothing is left that would have it look once more
+    await scripts.return_units(older, QUOTA, 0)  # nothing is left that would trigger another look-up
     lane = lane_of(QUOTA, older.lanes)
     left: list[int | None] = []
 
@@ -88,7 +88,7 @@ async def test_two_agents_forget_an_older_epoch_only_once_all_of_it_is_acknowled
     assert await world.usage() == 7
 
 
-async def test_a_refill_is_fetched_ahead_once_for_all_and_nobody_waits_for_it(world: World, database: str) -> None:
+async def test_a_refill_is_requested_ahead_once_for_all_agents_without_waits(world: World, database: str) -> None:
     """Under steady load there is about one exchange for each grant, however many requests it serves."""
     quotas = [DOCUMENT["quotas"][0] | {"limit": 1_000_000}, *DOCUMENT["quotas"][1:]]
     assert (await world.admin.put("/v1/limits", json=DOCUMENT | {"quotas": quotas})).is_success

@@ -1,4 +1,4 @@
-"""What services are told under a soft cap: what is left of the limit, and not what the cap lends beyond it."""
+"""Under a soft cap services get the remaining units of the limit, without those of the cap."""
 
 import pytest
 
@@ -23,7 +23,7 @@ async def remaining(agent: Agent, cost: int) -> tuple[int, int]:
     return policy["limit"], policy["remaining"]
 
 
-async def test_what_remains_of_a_soft_limit_never_grows_with_use(agent: Agent) -> None:
+async def test_remaining_units_of_a_soft_limit_never_grow_with_usage(agent: Agent) -> None:
     told = [await remaining(agent, 20) for _ in range(8)]
     assert {limit for limit, _ in told} == {100}
     left = [units for _, units in told]

@@ -1,4 +1,4 @@
-"""A rate that three regions share by demand, with a real coordinator, three stores and the network between."""
+"""Three regions share a rate by demand, with a real coordinator, three stores and the network between."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 KEY = "shared:tenant=acme"
 ASK = {"tenant": "acme", "route": "/v1/shared"}
-LIMIT, SAFE = 30_000_000, 10_000_000  # so little that a busy machine asks for more as well
+LIMIT, SAFE = 30_000_000, 10_000_000  # so few that a busy machine requests more as well
 
 
 async def limit(world: World, sharing: str, rate: str = "30/second, burst 6") -> None:
@@ -27,7 +27,7 @@ async def limit(world: World, sharing: str, rate: str = "30/second, burst 6") ->
 
 
 class Turn(NamedTuple):
-    """What was admitted at some time between the two, on one clock for all regions."""
+    """Return what was admitted between two times, on one clock for all regions."""
 
     asked_s: float
     answered_s: float
@@ -35,7 +35,7 @@ class Turn(NamedTuple):
 
 
 class Asking:
-    """Requests of one region, as many a second as it is told."""
+    """A load of one region, with a settable number of requests a second."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
@@ -47,7 +47,7 @@ class Asking:
         return sum(turn.admitted for turn in self.turns)
 
     def left_ms(self) -> int:
-        """For how long it has its share, if it hears no more."""
+        """Return for how long it has its share without further replies."""
         sharing = self.agent.region.share_loop
         return max((limit.share.expires_ms for limit in sharing.reported_limits()), default=0) - sharing.now_ms()
 
@@ -62,7 +62,7 @@ class Asking:
 
 
 def most_beyond(turns: list[Turn], per_second: int) -> float:
-    """Units that were surely admitted within a stretch of time beyond what the limit brings in it: of all stretches."""
+    """Return the units surely admitted beyond the limit within a stretch of time, as the maximum of all stretches."""
     by_answer, most = sorted(turns, key=lambda turn: turn.answered_s), 0.0
     for begin_s in {turn.asked_s for turn in turns}:
         within = [turn for turn in by_answer if turn.asked_s >= begin_s]
@@ -73,7 +73,7 @@ def most_beyond(turns: list[Turn], per_second: int) -> float:
 
 
 async def in_force(agent: Agent) -> tuple[int, int]:
-    """The number of the share in the store, and its rate."""
+    """Return the number of the share in the store, and its rate."""
     cell = agent.region
     assert cell.epochs.current is not None
     assert cell.share_loop.policies is not None
@@ -122,8 +122,8 @@ async def test_the_share_follows_the_demand_from_one_region_to_another(
     assert other.admitted > 0
 
 
-async def test_strict_shares_are_never_more_than_the_limit_in_any_moment(world: World, asking: list[Asking]) -> None:
-    """Of three reads that come one after the other, each lower bound is checked: numbers show who changed meanwhile."""
+async def test_strict_shares_never_exceed_the_limit_at_any_moment(world: World, asking: list[Asking]) -> None:
+    """Check the lower bound of three consecutive reads: numbers show which share changed meanwhile."""
     await in_force_everywhere(world, asking, "strict")
     looked = 0
     for step in range(120):
@@ -131,7 +131,7 @@ async def test_strict_shares_are_never_more_than_the_limit_in_any_moment(world: 
             each.per_turn = 5 if step // 20 % 3 == place else 0
         before = [await in_force(each.agent) for each in asking]
         after = [await in_force(each.agent) for each in asking]
-        if before == after:  # nobody was told anything while all were looked at
+        if before == after:  # no share changed during the reads
             looked += 1
             assert sum(rate_micro for _, rate_micro in before) <= LIMIT
         await asyncio.sleep(0.01)
@@ -142,7 +142,7 @@ async def test_strict_shares_are_never_more_than_the_limit_in_any_moment(world: 
 async def test_what_three_regions_admit_is_never_beyond_the_published_worst_case(
     world: World, asking: list[Asking], sharing: str, bound_milli: int
 ) -> None:
-    """One has all of it and no longer hears of anything, and the others come for their parts."""
+    """One region has the whole rate and is partitioned, and the others claim their parts."""
     await in_force_everywhere(world, asking, sharing)
     one, *others = asking
     one.per_turn = 5
@@ -161,7 +161,7 @@ async def test_what_three_regions_admit_is_never_beyond_the_published_worst_case
     assert beyond - 6 <= shown["overshoot_milli"] / 1000 <= bound_milli / 1000
 
 
-async def test_a_region_that_is_cut_off_has_no_more_than_its_safe_share(world: World, asking: list[Asking]) -> None:
+async def test_a_partitioned_region_has_no_more_than_its_safe_share(world: World, asking: list[Asking]) -> None:
     await in_force_everywhere(world, asking, "strict")
     one, *_ = asking
     one.per_turn = 5
@@ -181,7 +181,7 @@ async def test_a_quiet_key_costs_no_message(world: World, asking: list[Asking]) 
     assert (await in_force(asking[0].agent)) == (0, 10 * SAFE)
 
 
-async def test_status_shows_what_is_shared(world: World, asking: list[Asking]) -> None:
+async def test_status_shows_shared_rates(world: World, asking: list[Asking]) -> None:
     await in_force_everywhere(world, asking, "adaptive")
     asking[0].per_turn = 5
     await until_rate(asking[0].agent, lambda rate: rate > 2 * SAFE)

@@ -1,4 +1,4 @@
-"""Slots that three regions share by demand, with a real coordinator, three stores and the network between."""
+"""Three regions share slots by demand, with a real coordinator, three stores and the network between."""
 
 import asyncio
 import itertools
@@ -35,7 +35,7 @@ async def hold(agent: Agent) -> httpx.Response:
 
 
 async def taken(agent: Agent) -> list[str]:
-    """All that can be had at once."""
+    """Take all slots that are free at once."""
     holds = []
     while (answer := await hold(agent)).status_code == 201:
         holds.append(answer.json()["hold_id"])
@@ -44,7 +44,7 @@ async def taken(agent: Agent) -> list[str]:
 
 
 async def until_taken(agent: Agent) -> str:
-    """As a service asks that is denied: again, and again."""
+    """Retry as a denied service does."""
     for _ in range(300):
         answer = await hold(agent)
         if answer.status_code == 201:
@@ -63,7 +63,7 @@ async def agents(world: World) -> list[Agent]:
     return [await world.agent(region) for region in REGIONS]
 
 
-async def test_one_region_has_all_slots_that_nobody_else_uses(world: World, agents: list[Agent]) -> None:
+async def test_one_region_gets_all_slots_that_no_other_uses(world: World, agents: list[Agent]) -> None:
     await limit(world, agents)
     one, other, _ = agents
     held = await taken(one)
@@ -77,7 +77,7 @@ async def test_one_region_has_all_slots_that_nobody_else_uses(world: World, agen
     assert sum(slots["in_use"] for found in in_use for slots in found) == LIMIT
 
 
-async def test_a_region_that_is_cut_off_has_its_part_by_weight(world: World, agents: list[Agent]) -> None:
+async def test_a_partitioned_region_has_its_base_share(world: World, agents: list[Agent]) -> None:
     await limit(world, agents)
     world.weather.swallows_requests = True
     assert [len(await taken(each)) for each in agents] == [SAFE] * len(agents)

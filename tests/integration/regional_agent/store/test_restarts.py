@@ -1,4 +1,4 @@
-"""A store that restarts, as it is set up: in the same epoch, or in a new one; and what becomes of the one before."""
+"""A store that restarts keeps its epoch or gets a new one, by its settings, and the old epoch is settled."""
 
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 @contextmanager
 def store(directory: Path, port: int, appendfsync: str) -> Iterator[None]:
-    """One life of the store at this port."""
+    """One incarnation of the store at this port."""
     process = embedded.start_store(
         directory / "store", port, PASSWORD, appendfsync=appendfsync, log=directory / "store.log"
     )
@@ -37,7 +37,7 @@ def lives_in(agent: Agent) -> str | None:
 
 @asynccontextmanager
 async def restarted(world: World, directory: Path, first: str, then: str) -> AsyncIterator[tuple[Agent, int]]:
-    """An agent whose store was set up as the one and came back as the other; and the epoch of the time before."""
+    """Return an agent whose store restarted with other settings, and the epoch of before."""
     port = free_port()
     with store(directory, port, first):
         agent = await world.agent(store_url=embedded.store_url(port, PASSWORD))
@@ -50,7 +50,7 @@ async def restarted(world: World, directory: Path, first: str, then: str) -> Asy
         await world.agents.aclose()
 
 
-async def test_a_store_that_fsyncs_every_write_goes_on_in_its_epoch(world: World, tmp_path: Path) -> None:
+async def test_a_store_that_fsyncs_every_write_keeps_its_epoch(world: World, tmp_path: Path) -> None:
     async with restarted(world, tmp_path, "always", "always") as (agent, before):
         assert epoch_of(agent) == before
         await spends(agent, 95)
@@ -60,7 +60,7 @@ async def test_a_store_that_fsyncs_every_write_goes_on_in_its_epoch(world: World
 
 
 @pytest.mark.parametrize(("first", "then"), [("always", "everysec"), ("everysec", "always"), ("everysec", "everysec")])
-async def test_any_other_begins_a_new_one(world: World, tmp_path: Path, first: str, then: str) -> None:
+async def test_any_other_store_gets_a_new_epoch(world: World, tmp_path: Path, first: str, then: str) -> None:
     async with restarted(world, tmp_path, first, then) as (agent, before):
         assert epoch_of(agent) > before
         await spends(agent, 5)
@@ -71,7 +71,7 @@ async def test_any_other_begins_a_new_one(world: World, tmp_path: Path, first: s
 async def test_a_replica_or_other_settings_end_the_exemption(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though they are as before when the store restarts, and its data as they were when it was exempt."""
+    """This holds even if they are restored before the restart, with the data of when it was exempt."""
     monkeypatch.setattr("regional_agent.leasing.epoch.WATCH_S", 0.05)
     port = free_port()
     with store(tmp_path, port, "always"):
@@ -91,7 +91,7 @@ async def test_a_replica_or_other_settings_end_the_exemption(
 
 
 async def test_a_store_that_crashes_unflushed_has_admitted_nothing_it_forgets(world: World, tmp_path: Path) -> None:
-    """Long before anybody looks at its settings again."""
+    """The crash is long before its settings are read again."""
     port, data = free_port(), tmp_path / "store"
     changed: dict[str, Any] = {"decision_timeout_ms": 100, "store_timeout_ms": 100, "report_interval_ms": 60_000}
     with store(tmp_path, port, "always"):
@@ -114,8 +114,8 @@ async def test_a_store_that_crashes_unflushed_has_admitted_nothing_it_forgets(wo
     assert admitted <= 100
 
 
-async def test_a_backup_in_the_place_of_the_data_does_not_go_on(world: World, tmp_path: Path) -> None:
-    """Its conversation is behind what the ledger has heard."""
+async def test_a_backup_in_place_of_the_data_gets_a_new_epoch(world: World, tmp_path: Path) -> None:
+    """Its exchanges are behind those in the ledger."""
     port = free_port()
     url = embedded.store_url(port, PASSWORD)
     with store(tmp_path, port, "always"):
@@ -132,8 +132,11 @@ async def test_a_backup_in_the_place_of_the_data_does_not_go_on(world: World, tm
     assert [lost for _, _, lost in await world.epochs()] == [True, False]
 
 
-async def test_an_epoch_that_another_store_replaced_gives_back_what_it_has_left(world: World, tmp_path: Path) -> None:
-    """The address led elsewhere for a while. Its own store lived on, and says so: no unit is left in suspense."""
+async def test_an_epoch_replaced_by_another_store_returns_its_rest(world: World, tmp_path: Path) -> None:
+    """The address led to another store for a while.
+
+    The old store kept its data, and reports so: no unit stays in suspense.
+    """
     with stores(tmp_path, 2) as (one, other):
         async with a_switch(one) as (switch, port):
             agent = await world.agent(store_url=embedded.store_url(port, PASSWORD))

@@ -1,4 +1,4 @@
-"""Stores that change below their agents: failed over, failed back, demoted. An old epoch never comes back."""
+"""Stores fail over, fail back and are demoted below their agents, and an old epoch never returns."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,11 +20,11 @@ PASSWORD = "secret"
 
 
 class Switch:
-    """One address that leads to one of several stores. Turning it cuts what is connected, unless told otherwise."""
+    """One address that leads to one of several stores. Switching it closes connections, unless disabled."""
 
     def __init__(self) -> None:
         self.target = 0
-        self.delay_s = 0.0  # of every byte, each way
+        self.delay_s = 0.0  # delay of every byte, each way
         self._writers: list[asyncio.StreamWriter] = []
 
     async def accept(self, near: asyncio.StreamReader, near_writer: asyncio.StreamWriter) -> None:
@@ -78,7 +78,7 @@ def epoch_of(agent: Agent) -> int:
 
 
 def moved_on(agent: Agent, last: int) -> bool:
-    """Nor was it anything older in between."""
+    """It was no older epoch in between either."""
     assert epoch_of(agent) in {0, last} or epoch_of(agent) > last
     return epoch_of(agent) > last
 
@@ -91,7 +91,7 @@ async def spends(agent: Agent, units: int) -> None:
     raise AssertionError("it is never admitted")
 
 
-async def test_failed_over_and_back_no_old_epoch_comes_back(world: World, tmp_path: Path) -> None:
+async def test_no_old_epoch_returns_after_failover_and_failback(world: World, tmp_path: Path) -> None:
     with stores(tmp_path, 2) as (one, other):
         async with a_switch(one) as (switch, port):
             url = embedded.store_url(port, PASSWORD)
@@ -108,8 +108,8 @@ async def test_failed_over_and_back_no_old_epoch_comes_back(world: World, tmp_pa
     assert await world.usage() >= 10, "what both stores were asked for last is booked; the rest waits in them"
 
 
-async def test_an_agent_that_knows_nothing_of_it_leaves_a_fenced_epoch_too(world: World, tmp_path: Path) -> None:
-    """The store that it finds was failed over and back while it was away: the coordinator tells."""
+async def test_an_agent_that_missed_the_failover_leaves_a_fenced_epoch_too(world: World, tmp_path: Path) -> None:
+    """Its store failed over and back while the agent was away, which the coordinator reports."""
     with stores(tmp_path, 2) as (one, other):
         async with running(world.settings("us-east", store_url=embedded.store_url(one, PASSWORD))) as agent:
             await agent.ready()
@@ -132,10 +132,10 @@ async def test_a_demoted_store_is_left_and_its_promotion_is_another_incarnation(
         await spends(agent, 5)
         first, fingerprint = epoch_of(agent), agent.region.store.fingerprint
         embedded.send_to_store(port, PASSWORD, f"REPLICAOF 127.0.0.1 {free_port()}")
-        # That it was left cannot be waited for: it is met again at once, and left again at the next write.
+        # Its disconnection cannot be awaited: it reconnects at once, and is left again at the next write.
         assert (await agent.check(cost=1)).status_code == 503
         embedded.send_to_store(port, PASSWORD, "REPLICAOF NO ONE")
-        # It may have come back before the promotion, to the life that it knew: a connection is not told of a promotion.
+        # It may have reconnected before the promotion to the old incarnation, as a connection is not notified of one.
         embedded.send_to_store(port, PASSWORD, "CLIENT KILL TYPE normal")
         await until(lambda: epoch_of(agent) > first)
         assert agent.region.store.fingerprint != fingerprint
@@ -146,7 +146,9 @@ async def test_a_demoted_store_is_left_and_its_promotion_is_another_incarnation(
 async def test_an_incarnation_that_changed_below_a_connection_is_seen_before_opening(
     world: World, tmp_path: Path
 ) -> None:
-    """No error, no lost link: the fingerprint is read again before the compare-and-set, and the connection left."""
+    """There is neither error nor lost link: the fingerprint is read again before the compare-and-set, and the
+    connection left.
+    """
     with stores(tmp_path, 1) as (port,):
         agent = await world.agent(store_url=embedded.store_url(port, PASSWORD))
         first, fingerprint = epoch_of(agent), agent.region.store.fingerprint

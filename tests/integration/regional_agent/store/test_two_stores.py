@@ -1,4 +1,4 @@
-"""Two agents of one region that were given different stores: it comes to rest, and whoever looks is told."""
+"""Two agents of one region have different stores: the region settles on refusing one, and operators can see it."""
 
 import asyncio
 from pathlib import Path
@@ -20,7 +20,7 @@ def is_refused(agent: Agent) -> bool:
 
 
 async def one_is_refused(agents: list[Agent]) -> tuple[Agent, Agent]:
-    """Who is refused, and who is not. Each hears that its epoch is over when it has something to say."""
+    """Return which agent is refused. Each learns that its epoch has ended when it reports."""
     for _ in range(200):
         for agent in agents:
             await agent.check(cost=1)
@@ -39,9 +39,9 @@ async def asks(world: World, request: OpenEpoch) -> None:
         await client.close()
 
 
-async def test_two_stores_under_one_name_come_to_rest(world: World, tmp_path: Path) -> None:
+async def test_two_stores_of_one_region_come_to_rest(world: World, tmp_path: Path) -> None:
     document = (await world.admin.get("/v1/limits")).json()["document"]
-    document["quotas"][0]["limit"] = 1_000_000  # enough for what they strand with each other
+    document["quotas"][0]["limit"] = 1_000_000  # enough for the units that they leave in each other's epochs
     assert (await world.admin.put("/v1/limits", json=document)).is_success
     with stores(tmp_path, 2) as ports:
         agents = [await world.agent(store_url=embedded.store_url(port, PASSWORD)) for port in ports]

@@ -1,6 +1,6 @@
-"""A store that hangs, is slow, refuses or fails: nobody waits for it for long, and it is found again by itself.
+"""A store hangs, is slow, refuses or fails: requests wait briefly at most, and its return is noticed.
 
-How little is waited is seen in how often the store is called, never in how long something took.
+Short waits are shown by the number of calls, never by measured time.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ def its_store(tmp_path: Path) -> Iterator[Store]:
 
 
 async def quiet_agent(world: World, **changed: Any) -> Agent:
-    """It is seldom told anything by itself, so that a test is about its checks."""
+    """Configure rare background calls, so that a test counts its own checks."""
     given: dict[str, Any] = {"report_interval_ms": 60_000, "decision_timeout_ms": 250, "breaker_failures": FAILURES}
     agent = await world.agent(**(given | changed))
     await decides(agent)
@@ -97,7 +97,7 @@ async def quiet_agent(world: World, **changed: Any) -> Agent:
 
 
 async def decides(agent: Agent) -> None:
-    """Its store is asked again, sooner or later."""
+    """Wait until its store is called again."""
     for _ in range(3_000):
         if (await agent.check(OPEN, mode="peek")).json()["degraded"] is None:
             return
@@ -111,7 +111,7 @@ async def fails(agent: Agent, times: int) -> None:
 
 
 async def is_left_alone(agent: Agent) -> None:
-    """So many answers, by each failure mode, and no call."""
+    """Send so many checks, which every failure mode must answer without a call."""
     assert agent.region.breaker.state is BreakerState.OPEN
     before = agent.region.breaker.calls
     answers = await asyncio.gather(*(agent.check(subject) for subject in (OPEN, SEARCH) for _ in range(100)))
@@ -124,7 +124,7 @@ async def metric(agent: Agent, name: str) -> float:
     return next(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"{name} "))
 
 
-async def test_a_store_that_hangs_is_waited_for_a_few_times_and_then_left_alone(world: World, its_store: Store) -> None:
+async def test_a_hanging_store_is_called_a_few_times_before_the_breaker_opens(world: World, its_store: Store) -> None:
     agent = await quiet_agent(world, store_url=its_store.url, breaker_pause_ms=FOR_EVER_MS)
     its_store.stall()
     before = agent.region.breaker.calls
@@ -139,7 +139,7 @@ async def test_a_store_that_hangs_is_waited_for_a_few_times_and_then_left_alone(
 
 
 class Trials:
-    """The agent's own calls that try whether the store is back."""
+    """Return the agent's own probes of the store."""
 
     def __init__(self, probe: Callable[[OnReply], None]) -> None:
         self._probe = probe
@@ -156,15 +156,15 @@ class Trials:
         self._probe(heard)
 
 
-async def test_a_store_that_goes_on_is_found_by_itself_and_no_herd_meets_it(world: World, its_store: Store) -> None:
-    """Of the requests that come while it is away none is a trial: the agent asks for itself, again and again."""
+async def test_a_recovered_store_is_found_by_one_probe_and_not_by_a_herd(world: World, its_store: Store) -> None:
+    """No request during the outage is a trial call: the agent probes by itself, again and again."""
     settings = world.settings(
         "us-east", store_url=its_store.url, report_interval_ms=60_000, decision_timeout_ms=250, breaker_pause_ms=20
     )
     region = RegionalAgent(settings, SystemClock())
     (cell,) = region.cells
     trials = Trials(cell.breaker._probe)
-    cell.breaker._probe = trials  # how many a slow machine has time for is not known
+    cell.breaker._probe = trials  # a slow machine has time for an unknown number
 
     async def modes() -> Counter[str | None]:
         verdicts = await asyncio.gather(*(region.admission.decide(Check(subject=Subject(**OPEN))) for _ in range(200)))
@@ -175,7 +175,7 @@ async def test_a_store_that_goes_on_is_found_by_itself_and_no_herd_meets_it(worl
         assert (await modes())[None] == 200
         its_store.stall()
         await until(lambda: cell.breaker.state is not BreakerState.CLOSED)
-        cell.admission.denials.clear()  # what was denied a moment ago is denied without the store for some seconds
+        cell.admission.denials.clear()  # a recent denial is served from the cache for some seconds
         calls, heard = cell.breaker.calls, trials.heard
         for _ in range(10):
             assert await modes() == {"open": 200}
@@ -187,8 +187,8 @@ async def test_a_store_that_goes_on_is_found_by_itself_and_no_herd_meets_it(worl
         assert (await modes())[None] == 200
 
 
-async def test_a_slow_store_is_left_alone_too(world: World, its_store: Store) -> None:
-    """Every byte takes 200 ms each way, so that answers are later than a call may take, on a connection made before."""
+async def test_a_slow_store_opens_the_circuit_breaker_too(world: World, its_store: Store) -> None:
+    """Every byte takes 200 ms each way on an open connection, so replies are later than a call's timeout."""
     async with a_switch(its_store.port) as (switch, port):
         url = embedded.store_url(port, PASSWORD)
         agent = await quiet_agent(world, store_url=url, breaker_pause_ms=FOR_EVER_MS, decision_timeout_ms=100)
@@ -198,8 +198,8 @@ async def test_a_slow_store_is_left_alone_too(world: World, its_store: Store) ->
         await world.agents.aclose()
 
 
-async def test_the_time_out_follows_a_store_that_is_slower_than_it(world: World, its_store: Store) -> None:
-    """Late replies are measured, too: soon nothing fails any more, and metric and status say why."""
+async def test_the_timeout_follows_a_slower_store(world: World, its_store: Store) -> None:
+    """Late replies are measured, too: soon no call fails any more, and metric and status show why."""
     async with a_switch(its_store.port) as (switch, port):
         url = embedded.store_url(port, PASSWORD)
         given = {"decision_timeout_ms": 250, "decision_timeout_max_ms": 60_000, "breaker_failures": 1_000}
@@ -224,12 +224,12 @@ async def test_a_store_that_refuses_connections_is_found_again_when_it_is_back(w
     await fails(agent, FAILURES)
     await is_left_alone(agent)
     with a_store(tmp_path, port):
-        await decides(agent)  # though the pause is not over: an incarnation was established
+        await decides(agent)  # during the pause, because an incarnation was established
         assert agent.region.breaker.state is BreakerState.CLOSED
         await world.agents.aclose()
 
 
-async def test_a_store_without_memory_is_left_alone_until_it_has_some(world: World, its_store: Store) -> None:
+async def test_a_store_without_memory_opens_the_circuit_breaker(world: World, its_store: Store) -> None:
     agent = await quiet_agent(world, store_url=its_store.url, breaker_pause_ms=50)
     its_store.told("CONFIG SET maxmemory 1")
     await fails(agent, FAILURES)
@@ -239,8 +239,8 @@ async def test_a_store_without_memory_is_left_alone_until_it_has_some(world: Wor
     assert (await agent.check(SEARCH)).status_code == 200
 
 
-async def test_a_store_whose_disk_is_full_is_left_alone_until_it_has_room(world: World, tmp_path: Path) -> None:
-    """A real file system of a few megabytes, with somebody else's file in it."""
+async def test_a_store_with_a_full_disk_opens_the_circuit_breaker(world: World, tmp_path: Path) -> None:
+    """The store is on a real file system of a few megabytes, filled by another file."""
     with a_small_disk(tmp_path / "disk") as disk, a_store(disk, free_port()) as store:
         agent = await quiet_agent(world, store_url=store.url, breaker_pause_ms=50)
         fill(disk / "others")
@@ -256,7 +256,7 @@ async def test_a_store_whose_disk_is_full_is_left_alone_until_it_has_room(world:
         await world.agents.aclose()
 
 
-async def test_a_script_that_fails_on_one_key_keeps_nobody_else_from_the_store(world: World, its_store: Store) -> None:
+async def test_a_script_that_fails_on_one_key_does_not_affect_other_keys(world: World, its_store: Store) -> None:
     agent = await quiet_agent(world, store_url=its_store.url, breaker_pause_ms=FOR_EVER_MS)
     incarnation = agent.region.epochs.current
     assert incarnation is not None
@@ -269,8 +269,8 @@ async def test_a_script_that_fails_on_one_key_keeps_nobody_else_from_the_store(w
     assert agent.region.breaker.state is BreakerState.CLOSED
 
 
-async def test_a_local_policy_gives_its_fraction_and_a_closed_one_nothing(world: World, its_store: Store) -> None:
-    """Thirty at once for three regions, ten of them this one's: half is five. Nothing comes back within the test."""
+async def test_a_local_policy_admits_its_fraction_and_a_closed_one_nothing(world: World, its_store: Store) -> None:
+    """Thirty at once for three regions are ten for this one, of which half is five. Nothing refills within the test."""
     agent = await quiet_agent(world, store_url=its_store.url, breaker_pause_ms=FOR_EVER_MS)
     its_store.stall()
     await fails(agent, FAILURES)
@@ -288,7 +288,9 @@ async def test_a_local_policy_gives_its_fraction_and_a_closed_one_nothing(world:
 
 
 async def test_two_local_policies_on_one_key_count_each_others_units(world: World, its_store: Store) -> None:
-    """Of the region's ten one gives five at once and the other two, of the same bucket: a request on both takes two."""
+    """Of the region's ten units one policy admits five at once and the other two, from one bucket: a request on both
+    takes two.
+    """
     agent = await quiet_agent(world, store_url=its_store.url, breaker_pause_ms=FOR_EVER_MS)
     its_store.stall()
     await fails(agent, FAILURES)

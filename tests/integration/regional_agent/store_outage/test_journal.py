@@ -1,4 +1,6 @@
-"""Allowances that are admitted without the store: on disk before the answer, and booked exactly once afterwards."""
+"""Admissions from allowances during a store outage are on disk before the answer, and booked
+exactly once afterwards.
+"""
 
 import asyncio
 import os
@@ -67,7 +69,7 @@ def settings(its_store: Store, journal: Path | None, **changed: Any) -> dict[str
 
 
 async def an_agent(world: World, its_store: Store, journal: Path | None, **changed: Any) -> Agent:
-    """With a lease of both allowances with enough left: how much comes unasked depends on how fast one asks."""
+    """Wait for sufficient leases of both allowances, since grants in advance depend on the rate of checks."""
     assert (await world.admin.put("/v1/limits", json=DOCUMENT)).is_success
     agent = await world.agent(**settings(its_store, journal, **changed))
     for subject in (OPEN, LOCAL):
@@ -80,7 +82,7 @@ async def an_agent(world: World, its_store: Store, journal: Path | None, **chang
 
 
 async def until_allowed(http: httpx.AsyncClient, subject: dict[str, str], degraded: str | None = None) -> int:
-    """How many were told that they may have been spent before."""
+    """Return how many admissions were marked as possibly spent before."""
     for refused in range(2_000):
         try:
             answer = await http.post("/v1/check", json={"subject": subject})
@@ -104,7 +106,7 @@ async def until_held(http: httpx.AsyncClient, subject: dict[str, str], units: in
 
 
 async def stalled(agent: Agent, its_store: Store) -> int:
-    """Gives how many requests were asked of a store that does not answer: it will decide them when it goes on."""
+    """Return how many requests were sent to a hanging store, which will decide them when it continues."""
     its_store.stall()
     asked = 0
     while agent.region.breaker.state is BreakerState.CLOSED:
@@ -123,7 +125,7 @@ async def all_is_booked(world: World, expected: int, **filters: str) -> None:
     assert await world.usage(**filters) == expected
 
 
-async def test_what_is_open_is_booked_once_and_marked_when_the_store_is_back(
+async def test_open_admissions_are_booked_once_and_marked_after_the_outage(
     world: World, its_store: Store, tmp_path: Path
 ) -> None:
     journal = tmp_path / "journal"
@@ -145,10 +147,10 @@ async def test_what_is_open_is_booked_once_and_marked_when_the_store_is_back(
     assert (await world.quota())["overage"] == 0
 
 
-async def test_what_was_admitted_without_the_store_is_out_of_its_reach_afterwards(
+async def test_units_admitted_during_an_outage_cannot_be_spent_again(
     world: World, its_store: Store, tmp_path: Path
 ) -> None:
-    """The region holds the whole limit: it could spend it once more. Another region is not granted it either."""
+    """The region holds the whole limit and could spend it again. Another region is not granted it either."""
     agent = await an_agent(world, its_store, tmp_path / "journal")
     assert (await agent.check(OPEN, cost=99, mode="peek")).status_code == 200
     asked = await stalled(agent, its_store)
@@ -161,10 +163,10 @@ async def test_what_was_admitted_without_the_store_is_out_of_its_reach_afterward
     assert sum(answer.status_code == 200 for answer in answers) <= 100 - (1 + asked + 40)
 
 
-async def test_what_is_spent_while_a_journal_is_booked_is_not_out_of_reach_for_it(
+async def test_units_spent_while_a_journal_is_booked_do_not_reduce_its_part(
     world: World, its_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All units of the journal are, whatever the store admits in the same moment."""
+    """All units of the journal are reserved, whatever the store admits in the same moment."""
     agent = await an_agent(world, its_store, tmp_path / "journal")
     assert (await agent.check(OPEN, cost=90, mode="peek")).status_code == 200
     await stalled(agent, its_store)
@@ -187,10 +189,10 @@ async def test_what_is_spent_while_a_journal_is_booked_is_not_out_of_reach_for_i
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-async def test_what_is_local_is_a_fraction_of_what_the_lease_had_left(
+async def test_local_admissions_are_a_fraction_of_the_rest_of_the_lease(
     world: World, its_store: Store, tmp_path: Path, workers: int
 ) -> None:
-    """One of several workers gives an equal part of it: together they are one agent."""
+    """One of several workers admits an equal part of it: together they are one agent."""
     agent = await an_agent(world, its_store, tmp_path / "journal", workers=workers)
     seen = (await agent.check(LOCAL, mode="peek")).json()
     incarnation = agent.region.epochs.current
@@ -212,8 +214,8 @@ async def test_what_is_local_is_a_fraction_of_what_the_lease_had_left(
     await all_is_booked(world, 1 + part, quota="mails")
 
 
-def test_two_in_one_directory_leave_each_other_alone(tmp_path: Path) -> None:
-    """One begins segments and drops them, while another looks for what nobody has any more."""
+def test_two_workers_in_one_directory_do_not_touch_each_others_files(tmp_path: Path) -> None:
+    """One creates and drops segments, while another searches for abandoned ones."""
     ours, others = JournalDirectory(tmp_path), JournalDirectory(tmp_path)
 
     def write() -> None:
@@ -227,10 +229,10 @@ def test_two_in_one_directory_leave_each_other_alone(tmp_path: Path) -> None:
         writing.result()
 
 
-async def test_nothing_is_set_aside_of_an_allowance_without_the_store(
+async def test_no_hold_of_an_allowance_is_granted_during_an_outage(
     world: World, its_store: Store, tmp_path: Path
 ) -> None:
-    """Whoever commits to it later would find that nobody knows of it."""
+    """A later commit to it would find no record of it."""
     agent = await an_agent(world, its_store, tmp_path / "journal")
     asked = await stalled(agent, its_store)
     wanted = {"subject": OPEN, "units": 5, "ttl_ms": 60_000, "operation_id": "a hold"}
@@ -249,7 +251,7 @@ async def test_without_a_journal_an_allowance_fails_closed(world: World, its_sto
     await until_allowed(agent.http, OPEN)
 
 
-async def test_a_journal_whose_disk_is_full_takes_nothing_and_says_why(
+async def test_a_journal_on_a_full_disk_admits_nothing_and_reports_why(
     world: World, its_store: Store, tmp_path: Path
 ) -> None:
     with a_small_disk(tmp_path / "disk") as disk:
@@ -270,10 +272,10 @@ async def test_a_journal_whose_disk_is_full_takes_nothing_and_says_why(
         await world.agents.aclose()
 
 
-async def test_an_operation_that_was_admitted_without_the_store_is_charged_once(
+async def test_an_operation_admitted_during_an_outage_is_charged_once(
     world: World, its_store: Store, tmp_path: Path
 ) -> None:
-    """While the store is away, after it is back, and by another agent of the region."""
+    """The operation is repeated during the outage, after it, and at another agent of the region."""
     agent = await an_agent(world, its_store, tmp_path / "journal")
     other = await world.agent(**settings(its_store, tmp_path / "journal"))
     asked = await stalled(agent, its_store)
@@ -291,7 +293,7 @@ async def test_an_operation_that_was_admitted_without_the_store_is_charged_once(
     await all_is_booked(world, 1 + asked + 1 + 1, quota="exports")
 
 
-async def test_a_journal_whose_receipt_was_lost_is_told_again_and_booked_once(
+async def test_a_journal_whose_receipt_was_lost_is_reported_again_and_booked_once(
     world: World, its_store: Store, tmp_path: Path
 ) -> None:
     agent = await an_agent(world, its_store, tmp_path / "journal")
@@ -335,20 +337,20 @@ async def a_process(
 
 
 @pytest.mark.parametrize("dies", ["before it is told", "after it is booked"])
-async def test_an_agent_that_is_killed_tells_of_it_at_its_next_start(
+async def test_a_killed_agent_reports_its_journal_at_its_next_start(
     world: World, its_store: Store, tmp_path: Path, dies: str
 ) -> None:
     assert (await world.admin.put("/v1/limits", json=DOCUMENT)).is_success
     journal, log = tmp_path / "journal", tmp_path / "agent.log"
     async with a_process(world, its_store, journal, log) as (process, http):
         await until_allowed(http, OPEN)
-        await until(lambda: not list(journal.iterdir()))  # what was admitted before there was an epoch
+        await until(lambda: not list(journal.iterdir()))  # admissions before there was an epoch
         before = await world.usage(quota="exports", degraded="open")
         its_store.stall()
         await until_allowed(http, OPEN, "open")
         burst = [asyncio.create_task(http.post("/v1/check", json={"subject": OPEN})) for _ in range(200)]
         await asyncio.wait(burst, return_when=asyncio.FIRST_COMPLETED)
-        os.kill(process.pid, signal.SIGKILL)  # some are answered, some on disk, some neither
+        os.kill(process.pid, signal.SIGKILL)  # some are answered, some only on disk, some neither
         answers = await asyncio.gather(*burst, return_exceptions=True)
     heard = 1 + sum(isinstance(answer, httpx.Response) and answer.status_code == 200 for answer in answers)
     [segment] = journal.iterdir()
@@ -362,4 +364,4 @@ async def test_an_agent_that_is_killed_tells_of_it_at_its_next_start(
         async with a_process(world, its_store, journal, log):
             await until(lambda: not list(journal.iterdir()), turns=6_000)
         await all_is_booked(world, before + kept, quota="exports", degraded="open")
-        shutil.copy(copy, journal)  # as if it had died before it was dropped
+        shutil.copy(copy, journal)  # as if it had died before dropping it

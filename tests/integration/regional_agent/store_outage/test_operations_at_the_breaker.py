@@ -1,4 +1,4 @@
-"""A retry with the same operation_id that meets the open breaker is charged once, whatever the store did meanwhile."""
+"""A retry with the same operation_id that meets the open circuit breaker is charged once, whatever the store did."""
 
 import asyncio
 from pathlib import Path
@@ -34,7 +34,7 @@ async def an_agent(world: World, its_store: Store, journal: Path) -> Agent:
 
 
 async def decides(agents: list[Agent]) -> None:
-    """Until each is answered by its store; a peek consumes nothing and asks for units."""
+    """Peek until each quota is answered by its store; a peek consumes nothing and requests units."""
     for agent in agents:
         for _ in range(2_000):
             answer = await agent.check(OPEN, cost=50, mode="peek")
@@ -49,10 +49,10 @@ async def ask(agent: Agent, names: list[str]) -> list[int]:
     return [(await agent.check(OPEN, operation_id=name)).status_code for name in names]
 
 
-async def test_what_was_given_up_and_admitted_again_is_booked_once(
+async def test_an_operation_that_timed_out_and_was_admitted_again_is_booked_once(
     world: World, its_store: Store, tmp_path: Path
 ) -> None:
-    """The scripts of the first tries lie in the store's socket and are executed when it goes on."""
+    """The scripts of the first attempts wait in the store's socket and are executed when it continues."""
     assert (await world.admin.put("/v1/limits", json=UNLIMITED)).is_success
     agent = await an_agent(world, its_store, tmp_path / "journal")
     for turn in range(ROUNDS):
@@ -73,7 +73,7 @@ async def test_what_was_given_up_and_admitted_again_is_booked_once(
 async def test_two_agents_that_admit_the_same_operations_book_them_once(
     world: World, its_store: Store, tmp_path: Path
 ) -> None:
-    """A load balancer sends the retries to the other agent, whose breaker is open as well."""
+    """A load balancer sends the retries to the other agent, whose circuit breaker is open as well."""
     assert (await world.admin.put("/v1/limits", json=UNLIMITED)).is_success
     agents = [await an_agent(world, its_store, tmp_path / name) for name in ("one", "two")]
     for turn in range(ROUNDS):
@@ -92,7 +92,7 @@ async def test_two_agents_that_admit_the_same_operations_book_them_once(
 
 
 async def journal_of_an_agent_that_left(world: World, its_store: Store, tmp_path: Path) -> Path:
-    """Let an agent admit operations while its store hangs, and leave; return its journal's directory."""
+    """Let an agent admit operations while its store hangs, and shut down; return its journal's directory."""
     assert (await world.admin.put("/v1/limits", json=UNLIMITED)).is_success
     journal = tmp_path / "journal"
     agent = await an_agent(world, its_store, journal)
@@ -106,7 +106,7 @@ async def journal_of_an_agent_that_left(world: World, its_store: Store, tmp_path
     return journal
 
 
-async def test_an_agent_that_leaves_while_its_store_hangs_leaves_the_question_to_the_next(
+async def test_an_agent_that_ends_while_its_store_hangs_leaves_its_journal_to_the_next(
     world: World, its_store: Store, tmp_path: Path
 ) -> None:
     journal = await journal_of_an_agent_that_left(world, its_store, tmp_path)
@@ -117,10 +117,10 @@ async def test_an_agent_that_leaves_while_its_store_hangs_leaves_the_question_to
     await all_is_booked(world, OPERATIONS, quota="exports")
 
 
-async def test_a_journal_of_another_region_in_the_same_directory_is_left_alone(
+async def test_a_journal_of_another_region_in_the_same_directory_is_not_booked(
     world: World, its_store: Store, tmp_path: Path
 ) -> None:
-    """Two regions' agents were given one directory by mistake: none books what the other admitted."""
+    """Two regions' agents have one directory by mistake: neither books what the other admitted."""
     journal = await journal_of_an_agent_that_left(world, its_store, tmp_path)
     other = await world.agent("eu-west", journal_dir=journal)
     health = (await other.http.get("/readyz")).json()
