@@ -140,7 +140,7 @@ async def test_an_unknown_quota_is_an_error(shell: Shell, world: World) -> None:
 # --- rebalances -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_move_prints_its_plan_asks_and_is_followed(shell: Shell, east: Agent, south: Agent) -> None:
+async def test_a_move_prints_its_plan_asks_for_consent_and_is_followed(shell: Shell, east: Agent, south: Agent) -> None:
     refused = await shell.run(*MOVE, "30", stdin="n\n")
     assert refused.exit_code == 1
     assert "recalls 30 of exports:tenant=acme from us-east for ap-south" in refused.stdout

@@ -83,7 +83,7 @@ async def applied(shell: Shell) -> None:
     await shell.output("apply", "-y", "-f", "-", stdin=DOCUMENT)
 
 
-async def test_apply_prints_the_changes_asks_and_applies(shell: Shell, tmp_path: Path) -> None:
+async def test_apply_prints_the_changes_asks_for_consent_and_applies(shell: Shell, tmp_path: Path) -> None:
     file = tmp_path / "limits.yaml"
     file.write_text(DOCUMENT)
     assert "nothing was changed" in await shell.error("apply", "-f", str(file), stdin="n\n")

@@ -86,7 +86,7 @@ async def test_ended_blocks_are_not_listed_and_make_room(
     assert await admin_harness.owner.fetchval("SELECT count(*) FROM block") == 1
 
 
-async def test_who_may_read_the_list(admin_harness: AdminHarness) -> None:
+async def test_scopes_of_the_block_list(admin_harness: AdminHarness) -> None:
     for scopes, status in ((("quota:read",), 200), (("region:eu-west",), 200), (("usage:read",), 403), ((), 401)):
         assert (await (await admin_harness.caller(*scopes)).get("/v1/blocks")).status_code == status
 

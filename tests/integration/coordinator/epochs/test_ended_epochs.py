@@ -186,7 +186,7 @@ async def test_evidence_of_a_retired_epoch_is_acknowledged_and_kept_for_people(
     assert [tuple(row) for row in deeds] == [("epoch.retired", str(agent.epoch))]
 
 
-async def test_who_may_retire_what(agent_harness: AgentHarness, agent: Agent) -> None:
+async def test_scopes_and_limits_of_retiring_epochs(agent_harness: AgentHarness, agent: Agent) -> None:
     path = f"/v1/epochs/{agent.epoch}:retire"
     reader, allocator = await agent_harness.client("quota:read"), await agent_harness.client("alloc:write")
     assert (await reader.post(path, json={"reason": "x"})).status_code == 403

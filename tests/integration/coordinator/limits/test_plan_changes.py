@@ -110,7 +110,7 @@ async def test_each_region_is_recalled_its_part_of_the_excess(
     ]
 
 
-async def test_who_changed_what_and_when_is_in_the_audit(
+async def test_changes_of_plans_are_in_the_audit(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, region: Region
 ) -> None:
     await region.use(MAILS, DAY, [Used(at("18T09:05"), 100, "mail")])

@@ -197,7 +197,7 @@ async def test_the_script_runs_by_itself(
         assert (process.returncode, out.startswith(b"PROVEN")) == said
 
 
-async def test_who_may_see_a_proof(finance: httpx.AsyncClient, auditor: httpx.AsyncClient, used: Region) -> None:
+async def test_scopes_of_proofs(finance: httpx.AsyncClient, auditor: httpx.AsyncClient, used: Region) -> None:
     """Proofs contain whole reports, which include other tenants."""
     [line] = (await statement(finance, DAY))["lines"]
     assert problem(await finance.get(proof_path(line))) == (403, [])

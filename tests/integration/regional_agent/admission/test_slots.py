@@ -185,7 +185,7 @@ def test_a_thread_extends_a_hold_until_its_block_ends_or_the_hold_has_ended() ->
     assert not [thread for thread in threading.enumerate() if thread.name == "leasehold-keeping"]
 
 
-async def test_a_task_extends_a_hold_likewise() -> None:
+async def test_a_task_extends_a_hold_until_its_block_ends_or_the_hold_has_ended() -> None:
     async with AsyncScripted() as client, asyncio.timeout(10):
         async with AsyncOpenHold(client, HeldUnits("h", 1, 30)).renewed():
             await client.refused.wait()

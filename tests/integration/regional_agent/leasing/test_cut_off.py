@@ -1,6 +1,6 @@
-"""A region that is cut off under load: what it admits meanwhile, what it answers then, and how its books come right.
+"""A region is partitioned under load: what it admits and answers, and how the ledger becomes exact again.
 
-So many seconds it is cut off: LEASEHOLD_TEST_CUT_S, or a few. With 60 its lease runs out as well.
+The partition lasts LEASEHOLD_TEST_CUT_S seconds, by default a few. With 60 its lease expires as well.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ LIMIT = 200
 
 
 async def leased(agent: Agent) -> int:
-    """What it may still spend, as its store has it."""
+    """Return what it may still spend, as its store has it."""
     assert agent.region.epochs.current is not None
     fields = await agent.region.scripts.lease_fields(agent.region.epochs.current, PRINTS)
     total = {name: int(fields.get(name, "0")) for name in ("granted", "overage", "consumed", "returned", "held")}
@@ -30,7 +30,7 @@ async def leased(agent: Agent) -> int:
 
 
 async def until_leased(agent: Agent, units: int) -> None:
-    """Asked again where a reply takes longer than a request waits."""
+    """Repeat a check where a reply takes longer than a request waits."""
     for _ in range(100):
         if (await agent.check(ASK, cost=units, mode="peek")).status_code == 200:
             return
@@ -43,7 +43,7 @@ async def ask(agent: Agent, answers: Counter[int]) -> None:
 
 
 async def until_booked(world: World, units: int) -> dict[str, Any]:
-    """Books without drift, in which all of it is."""
+    """Check that the ledger has no drift, and contains all of it."""
     for _ in range(3_000):
         [period] = (await world.admin.get("/v1/periods")).json()["data"]
         found = (await world.admin.get(f"/v1/periods/{period['id']}/reconciliation")).json()
@@ -62,8 +62,8 @@ async def status(agent: Agent) -> dict[str, Any]:
     return found
 
 
-async def test_a_region_that_is_cut_off_goes_on_for_its_part_of_the_overdraft(world: World) -> None:
-    """Two agents of one region share it, and so do regions: each of two has a half."""
+async def test_a_partitioned_region_spends_its_part_of_the_overdraft(world: World) -> None:
+    """Two agents of one region share the overdraft, and so do regions: each of two has a half."""
     prints = {"name": "prints", "kind": "allowance", "limit": LIMIT, "period": "month", "cap": {"overdraft": OVERDRAFT}}
     policies = [{"name": "print", "match": {"route": "/v1/prints"}, "by": ["tenant"], "quota": "prints"}]
     await world.try_out({"quotas": [prints], "policies": policies})
@@ -94,7 +94,7 @@ async def test_a_region_that_is_cut_off_goes_on_for_its_part_of_the_overdraft(wo
     assert sum(each["overdrawn"] for each in quota["regions"]) == part
 
 
-async def test_a_region_that_is_cut_off_spends_its_lease_and_no_more_and_then_denies(world: World) -> None:
+async def test_a_partitioned_region_spends_its_lease_and_then_denies(world: World) -> None:
     quotas = [{"name": "prints", "kind": "allowance", "limit": LIMIT, "period": "month"}]
     policies = [{"name": "print", "match": {"route": "/v1/prints"}, "by": ["tenant"], "quota": "prints"}]
     await world.try_out({"quotas": quotas, "policies": policies})

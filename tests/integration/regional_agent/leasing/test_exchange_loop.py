@@ -192,7 +192,7 @@ async def test_without_its_store_each_policy_follows_its_failure_mode_and_recove
         process = start()
         world.weather.swallows_requests = False
         await until(lambda: agent.region.epochs.current not in {None, first})
-        # Another incarnation has another epoch; what the older one spent is booked all the same, and its rest stays
+        # Another incarnation has another epoch; usage of the older one is still booked, and its rest stays
         # reserved.
         await eventually(world.usage, 11)
         assert (await agent.check(EXPORT, cost=5)).status_code == 200

@@ -79,7 +79,7 @@ def test_requests_do_not_wait_for_an_exhausted_quota() -> None:
     assert (quotas.may_wait(QUOTA), quotas.outlook(QUOTA).is_exhausted) == (True, False)
 
 
-def test_a_request_that_gave_up_asks_again_once_the_coordinator_is_back() -> None:
+def test_an_exhausted_quota_is_requested_again_once_the_coordinator_is_back() -> None:
     """Pauses grow to half a minute: a region that was partitioned used to keep denying for so long
     after it was back.
     """

@@ -32,7 +32,7 @@ def lease_all(quotas: Quotas, names: list[str]) -> None:
         quotas.schedule_renewal(quota, FAR_MS)
 
 
-def test_a_new_allowance_is_asked_for_however_many_are_leased(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_allowance_is_requested_however_many_are_leased(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the bound a new allowance used to be forgotten at once, because it was the only idle one."""
     monkeypatch.setattr(schedule_module, "MOST_KEPT", 20)
     quotas = Quotas(StandingClock())
