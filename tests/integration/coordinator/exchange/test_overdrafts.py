@@ -129,7 +129,7 @@ async def test_an_overdraft_is_announced_once_per_return_of_a_region(
     assert [row["units"] for row in rows] == ["4", "3"]
 
 
-async def test_an_overdraft_is_shown_in_allocations_and_metrics(
+async def test_an_overdraft_is_shown_in_allocations(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, regions: list[Region]
 ) -> None:
     reader = await admin_harness.caller("quota:read")
