@@ -120,8 +120,8 @@ async def test_an_agent_that_missed_the_failover_leaves_a_fenced_epoch_too(world
             second = epoch_of(agent)
         async with running(world.settings("us-east", store_url=embedded.store_url(one, PASSWORD))) as agent:
             await agent.ready()
-            assert epoch_of(agent) == first, "there is nothing here that tells"
-            await agent.check(cost=50)
+            assert epoch_of(agent) == first or epoch_of(agent) > second, "only an exchange can tell"
+            await agent.check(cost=20)
             await until(lambda: epoch_of(agent) > second)
             await spends(agent, 50)
 
