@@ -1,33 +1,34 @@
-"""Which share of a rate, or of slots, each region may use now. Pure: times are arguments, numbers are integers.
+"""Decide which share of a rate, or of slots, each region may use now. Pure: times are arguments, numbers are integers.
 
-A rate renews itself, so what nobody wants now is lent to whoever does, and asked back when that changes. A region says
-what it would use; it is told a share, which lasts for a few refreshes. Nobody is waited for, so what is told may be
-lost, late or heard twice. Therefore a region's *holding* is not what it was told last, but the most that may be in
-force there, of each share that it was given and has not shown to be superseded:
+A rate renews itself, so what a region does not need now is lent to others, and taken back when that changes. A region
+reports its demand and is granted a share, which lasts for a few refreshes. No region is waited for, so a grant may be
+lost, late or delivered twice. Therefore a region's *holding* is not its last grant, but the most that may be in force
+there, of each share that it was granted and has not shown to be superseded:
 
     its rate                        until `until_ms`
-    what it falls back to           until `kept_until_ms`: never above its base share, nor above what is surely its own
-    its base share                  from then on: limit * weight / all weights. Who is cut off for long has it again
+    its fallback                    until `kept_until_ms`: never above its base share, nor above what is certainly free
+    its base share                  from then on: limit * weight / all weights. A region that is disconnected for long
+                                    has it again
 
-Grants are numbered; a store takes only a higher number than the one that it has, and a report names it. So a report
-confirms the grant that it names, and what was told before is over.
+Grants are numbered; a store takes only a higher number than its own, and a report names it. So a report confirms the
+grant that it names, and earlier grants are over.
 
-    strict     no share beyond what is left of the limit when the holdings of all others are taken away
+    strict     no share beyond what is left of the limit after the holdings of all other regions
     adaptive   the fair share at once. What that is beyond the limit lasts for a second at most, and all that was ever
-               given so is counted as a debt, which no grant may bring above `WORST_MS` of the limit: the worst case,
-               which is published. As long as there is a debt, less than the limit is divided. And what nobody held
-               for a while is given out later, up to a tenth of the worst case and within it: a rate limiter that
-               knows everything at once has it in its bucket.
+               granted so is counted as a debt, which no grant may bring above `WORST_MS` of the limit: the published
+               worst case. As long as there is a debt, less than the limit is divided. Units of the limit that no
+               region held for a while are granted later, up to a tenth of the worst case and within it: an ideal rate
+               limiter would have them in its bucket.
 
-Slots (a concurrency) are shared as a strict rate is, in millionths of a slot, of which whole ones are given, and with
-one thing more: what was taken by a share *lasts* for `slot_ttl` after the share is over. So a report says what is held,
-the share or what is in use if that is more; and holdings last, and nothing is given anew, so much longer. Of a store
-that lost its data, what it had stays reserved until all of it has run out.
+Slots (a concurrency) are shared like a strict rate, in millionths of a slot, of which whole ones are granted. One thing
+is added: slots that were taken by a share *last* for `slot_ttl` after the share is over. So a report has what is held,
+the share or what is in use if that is more; holdings last, and nothing is granted anew, so much longer. The slots of a
+store that lost its data stay reserved until all of them have run out.
 
-What a region reports is believed as far as it can be true: no more in force than it was ever given, or its base share;
-no number that lies far ahead of the clock. So a report that is wrong takes nothing from the other regions. Where
-nothing is remembered yet, more may be in force than is believed: then nobody is given more than it has, until that has
-run out. All that is remembered fits into 64 bits.
+A region's report is believed as far as it can be true: no more in force than it was ever granted, or its base share; no
+number that is far ahead of the clock. So a false report takes nothing from other regions. While the coordinator has no
+memory yet, more may be in force than it knows: then no region is granted more than it has, until that has run out. All
+that is remembered fits into 64 bits.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +59,7 @@ CARRIED = 10  # the part of the worst case that may be unused limit, granted lat
 CARRIED_IN_MS = 1_000
 NEAR = 16  # a share that lacks less than this part is as good as the fair one
 WORTH_ASKING = 32  # for a region that lacks more than this part of its share
-ASK_AGAIN_MS = 500  # a region that did not answer a signal
+ASK_AGAIN_MS = 500  # after a signal that a region did not answer
 SLOT_MICRO = 1_000_000
 SLOT_REFRESH_MS = 1_000  # while a slot is waited for: work takes longer than a bucket to fill
 TURN_MS = 10_000  # of slots that do not divide, another region has the odd ones first
@@ -71,10 +72,10 @@ class Bound(NamedTuple):
 
 
 def fill(limit: int, bounds: Sequence[Bound]) -> list[int]:
-    """One level for all, times each weight and within each one's bounds: together the limit, as far as they allow.
+    """Return one level for all members, times each weight and within each one's bounds, so that the sum is the limit.
 
-    Who would stand outside of its bounds is put at them, and the rest is divided anew: first all below if together they
-    lack more than those above have too much, else all above. So each round settles one at least.
+    Members outside of their bounds are put at them, and the rest is divided anew: first all that are below, if together
+    they lack more than those above have too much, else all that are above. So each round settles at least one.
     """
     lows = sum(each.low for each in bounds)
     if lows >= limit:
@@ -113,9 +114,9 @@ class Member(NamedTuple):
 
 
 def fair_shares(limit_micro: int, members: Sequence[Member], demands_micro: Sequence[int]) -> list[int]:
-    """Max-min fair by weight: nobody gets more than it wants while another gets less than its part.
+    """Return shares that are max-min fair by weight: a region gets more than it needs only if no other lacks any.
 
-    What is left when all have what they want is lent out as well, so that each can use more without asking.
+    What is left when all demands are met is lent as well, so that each region can use more without another exchange.
     """
     wanted = [_wanted(each, demand) for each, demand in zip(members, demands_micro, strict=True)]
     if sum(each.high for each in wanted) >= limit_micro:
@@ -281,8 +282,8 @@ def share_out(shared: Shared, report: DemandReport, terms: SharingTerms, now_ms:
 def _to_ask(
     shared: Shared, region: str, terms: SharingTerms, targets: Mapping[str, int], told: Grant, now_ms: int
 ) -> list[str]:
-    """Whoever could give up something: has said nothing yet, or may be using more than it should. And whoever could
-    have more than it has, where something is left: it does not come to ask before its time.
+    """Return the regions that should report at once: those that could give up something, because they have not reported
+    yet or may use more than they should, and those that could have more, because something is left.
     """
     is_short = told.refresh_in_ms < CONTENDED_REFRESH_MS
     is_left = told.is_contended and held_micro(shared, terms, now_ms, now_ms + terms.longest_ms) < terms.limit_micro
@@ -310,10 +311,10 @@ def held_micro(shared: Shared, terms: SharingTerms, from_ms: int, to_ms: int) ->
 
 
 def count(shared: Shared, terms: SharingTerms, now_ms: int) -> None:
-    """What may have been admitted beyond the limit since it was counted last. Below it, the debt is paid back.
+    """Count what may have been admitted beyond the limit since the last count. Below the limit, the debt is paid back.
 
-    Of who strictly waits for others nothing is owed for what nobody here remembers: it is only not known to be less.
-    Of slots nothing is ever owed: where a limit was lowered, what is in use beyond it ends in its time.
+    In strict mode nothing is counted while the coordinator lacks memory: then more is only not known to be free. For
+    slots nothing is ever owed: where a limit was lowered, slots in use beyond it end in their time.
     """
     if terms.is_slots or (terms.sharing is Sharing.STRICT and not _knows_all(shared, terms, shared.at_ms)):
         shared.at_ms = now_ms
@@ -329,7 +330,7 @@ def count(shared: Shared, terms: SharingTerms, now_ms: int) -> None:
 
 
 def _stretches(shared: Shared, from_ms: int, to_ms: int) -> Iterator[tuple[int, int]]:
-    """In which the same is held all the time: it changes where something ends."""
+    """Return the intervals in which holdings do not change: they change where something ends."""
     given = [each for holding in shared.holdings.values() for each in holding.perhaps]
     ends = {end for each in given for end in (each.until_ms, each.kept_until_ms)}
     return pairwise(sorted({from_ms, to_ms, *(end for end in ends if from_ms < end < to_ms)}))
@@ -341,7 +342,7 @@ def _excess_micro(shared: Shared, terms: SharingTerms, at_ms: int) -> int:
 
 
 class Beyond(NamedTuple):
-    """Of a rate, thousandths of a unit beyond its limit and burst. Never too few."""
+    """Thousandths of a unit of a rate beyond its limit and burst, rounded up."""
 
     bound_milli: int  # in the worst case, which is published
     overshoot_milli: int  # that may have been so far, at most
@@ -366,7 +367,9 @@ def plausible(shared: Shared, report: DemandReport, terms: SharingTerms, now_ms:
     elif is_forgotten and terms.is_slots:
         most_micro = max(most_micro, terms.limit_micro)
     elif is_forgotten and terms.sharing is Sharing.STRICT and report.number and report.rate_micro > most_micro:
-        holding.lost_until_ms = shared.since_ms + terms.longest_ms  # till then not all is known: nobody's share grows
+        holding.lost_until_ms = (
+            shared.since_ms + terms.longest_ms
+        )  # until then no share grows, for more may be in force than is known
     return report._replace(
         demand_micro=min(report.demand_micro, MOST_DEMAND * terms.limit_micro),
         number=min(report.number, now_ms + FARTHEST_NUMBER_MS),
@@ -376,7 +379,7 @@ def plausible(shared: Shared, report: DemandReport, terms: SharingTerms, now_ms:
 
 
 def _is_lost(holding: Holding, report: DemandReport, now_ms: int) -> bool:
-    """The store that reports lost its data, and has no share that it was given since; or another one took its place."""
+    """Return whether the reporting store lost its data and has no share granted since, or another store took its place."""
     is_new = report.epoch > holding.epoch
     given = () if is_new else [each.number for each in holding.perhaps if each.number]
     is_lost = report.lost_ms > 0 or now_ms < holding.lost_until_ms
@@ -384,7 +387,7 @@ def _is_lost(holding: Holding, report: DemandReport, now_ms: int) -> bool:
 
 
 def hear(shared: Shared, report: DemandReport, terms: SharingTerms, now_ms: int) -> None:
-    """A late report, of a share that is known to be superseded, or of an epoch before, says nothing any more."""
+    """Apply a report. A late one, of a superseded share or an earlier epoch, changes nothing."""
     holding = shared.holdings.setdefault(report.region, Holding())
     if report.epoch > holding.epoch:
         _begin_epoch(holding, report, terms, now_ms)
@@ -403,7 +406,7 @@ def hear(shared: Shared, report: DemandReport, terms: SharingTerms, now_ms: int)
 
 
 def _begin_epoch(holding: Holding, report: DemandReport, terms: SharingTerms, now_ms: int) -> None:
-    """A store that lost its data has no share, and not its base share either before all that it had has run out."""
+    """Begin an epoch. A store that lost data has no share, and no base share before all that it had has run out."""
     holding.epoch = report.epoch
     is_lost_already = now_ms < holding.lost_until_ms and holding.perhaps[-1].number == 0  # nothing was given since
     if report.lost_ms and not is_lost_already:
@@ -414,7 +417,9 @@ def _begin_epoch(holding: Holding, report: DemandReport, terms: SharingTerms, no
 
 
 def _as_named(named: Given | None, report: DemandReport, terms: SharingTerms, safe_from_ms: int, now_ms: int) -> Given:
-    """It may have given up some of it by itself. Of a share that nobody here knows, it may have more for a while."""
+    """Return the share that a report names. The region may have lowered it by itself, and may have more than its rate
+    for a while if the coordinator does not know the share.
+    """
     if not report.number and not terms.is_slots:
         return Given()
     if not report.number:
@@ -427,8 +432,8 @@ def _as_named(named: Given | None, report: DemandReport, terms: SharingTerms, sa
 
 
 def _refund(shared: Shared, holding: Holding, spent: int, full: int) -> None:
-    """What it did not use while more than the limit was held was not admitted. All that it used counts as used then;
-    and what lies in its bucket meanwhile is used later, so only what runs over is lost.
+    """Subtract from the debt what a region did not use while more than the limit was held. All that it used counts as
+    used then. What is left in its bucket is used later, so only what overflows is refunded.
     """
     used = (spent - holding.spent) * NANO_UNITS
     if used >= 0:
@@ -528,21 +533,20 @@ class _Offer(NamedTuple):
 def _ahead(
     shared: Shared, holding: Holding, left_micro: int, target_micro: int, terms: SharingTerms, now_ms: int
 ) -> Iterator[_Offer]:
-    """More than is surely there: so much that in the end no more than the worst case is owed, whoever falls silent.
-
-    Or else what the region has, for no longer than it has it.
+    """Yield offers beyond what is certainly free: as much as keeps the debt within the worst case, whichever region
+    falls silent; or else what the region has, for no longer than it has it.
     """
     lasts_ms = REFRESHES * QUICK_REFRESH_MS
     over_micro = _room(shared, terms, lasts_ms, now_ms)
     yield _Offer(max(0, min(target_micro, left_micro + over_micro)), lasts_ms)
     has = holding.perhaps[0]
     lasts_ms = has.until_ms - MARGIN_MS - now_ms
-    if lasts_ms > 0:  # what is over by now it would have for a margin more, which nobody counted
+    if lasts_ms > 0:  # an expired share would last a margin longer than was counted
         yield _Offer(min(target_micro, has.rate_micro), lasts_ms)
 
 
 def _room(shared: Shared, terms: SharingTerms, lasts_ms: int, now_ms: int) -> int:
-    """By how much the limit may be exceeded for so long, beside all that was given so before."""
+    """Return by how much the limit may be exceeded for so long, in addition to earlier such grants."""
     if shared.debt >= terms.worst:
         return 0
     stretches = _stretches(shared, now_ms, now_ms + terms.longest_ms)
@@ -551,13 +555,13 @@ def _room(shared: Shared, terms: SharingTerms, lasts_ms: int, now_ms: int) -> in
 
 
 def _knows_all(shared: Shared, terms: SharingTerms, now_ms: int) -> bool:
-    """Where nothing was remembered, a share may be in force that nobody here knows of, until it is over."""
+    """Return whether no unknown share can be in force: without memory there may be one until it is over."""
     knows = {region for region in shared.known if now_ms >= shared.holdings[region].lost_until_ms}
     return now_ms >= shared.since_ms + terms.longest_ms or terms.members.keys() <= knows
 
 
 def _hold(holding: Holding, grant: Grant, used_micro: int, terms: SharingTerms, now_ms: int) -> None:
-    """Until it is named, it or one before it is in force. What is in use ends in its own time, whatever was given."""
+    """Add a grant to the holding. Until a report names it, it or an earlier one is in force."""
     until_ms = now_ms + grant.expires_in_ms + MARGIN_MS + terms.lasting_ms
     kept_until_ms = now_ms + KEPT_MS + terms.lasting_ms - LATEST_REPLY_MS - MARGIN_MS
     most_micro = max(grant.rate_micro, used_micro)
@@ -568,9 +572,7 @@ def _hold(holding: Holding, grant: Grant, used_micro: int, terms: SharingTerms, 
 
 
 def _merge(perhaps: list[Given]) -> None:
-    """Make one of the two neighbours of which that says least more than is true. Otherwise a high share of long ago
-    would last for as long as others are given.
-    """
+    """Merge the two neighbours that overstate least, so that a high share of long ago does not last on."""
     place = min(range(len(perhaps) - 1), key=lambda place: _excess_of_merging(perhaps[place], perhaps[place + 1]))
     perhaps[place : place + 2] = [_either(perhaps[place], perhaps[place + 1], is_first=place == 0)]
 
@@ -582,8 +584,8 @@ def _excess_of_merging(one: Given, other: Given) -> int:
 
 
 def _either(one: Given, other: Given, *, is_first: bool) -> Given:
-    """The first of all keeps its number, by which reports are known to be late. Of others the later one is not over
-    before it is named.
+    """Return one share for two. The first keeps its number, by which late reports are recognised; others keep the later
+    one.
     """
     return Given(
         one.number if is_first else other.number,
