@@ -12,7 +12,7 @@ PATH = Path(__file__).parent.parent / "docs" / "openapi" / "coordinator.json"
 
 
 def document() -> str:
-    """From the code alone: nothing is connected to, and nothing of the environment is in it."""
+    """Make the document from the code alone, without a connection and without the environment."""
     app = create_app(CoordinatorSettings(database_url=SecretStr("postgresql://nobody@localhost/nothing")))
     return json.dumps(app.openapi(), indent=2, ensure_ascii=False, sort_keys=True) + "\n"
 

@@ -44,7 +44,7 @@ class AdjustmentName(NamedTuple):
 
 
 class AdjustmentFilter(NamedTuple):
-    """Empty: any."""
+    """A filter of adjustments. An empty sequence matches all."""
 
     quotas: Sequence[str] = ()
     periods: Sequence[str] = ()

@@ -32,7 +32,7 @@ MAX_NEWER = 20  # rebalances that a refusal lists
 
 @dataclass(frozen=True)
 class RebalanceRequest:
-    """Who asks for what, and which version they have seen."""
+    """The requester, and the version that they have seen."""
 
     id: UUID
     body: AnyRebalance

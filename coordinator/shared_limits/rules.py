@@ -233,7 +233,7 @@ class Holding(Struct, array_like=True):
     missing: int = 0  # in its bucket: so much of what it did not use may be used yet, and was not lost
 
     def most_within(self, from_ms: int, to_ms: int, base_share_micro: int) -> int:
-        """While what was lost may be in use, it is held beside what the store has given out since."""
+        """Return the most in force in the interval. Lost slots that may be in use count besides later grants."""
         if from_ms >= self.lost_until_ms:
             return self.given_within(from_ms, to_ms, base_share_micro)
         lost_micro = self.lost_micro + self.given_within(from_ms, min(to_ms, self.lost_until_ms - 1), base_share_micro)
@@ -367,9 +367,7 @@ def plausible(shared: Shared, report: DemandReport, terms: SharingTerms, now_ms:
     elif is_forgotten and terms.is_slots:
         most_micro = max(most_micro, terms.limit_micro)
     elif is_forgotten and terms.sharing is Sharing.STRICT and report.number and report.rate_micro > most_micro:
-        holding.lost_until_ms = (
-            shared.since_ms + terms.longest_ms
-        )  # until then no share grows, for more may be in force than is known
+        holding.lost_until_ms = shared.since_ms + terms.longest_ms  # no share grows until then
     return report._replace(
         demand_micro=min(report.demand_micro, MOST_DEMAND * terms.limit_micro),
         number=min(report.number, now_ms + FARTHEST_NUMBER_MS),

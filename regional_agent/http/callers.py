@@ -1,4 +1,4 @@
-"""Who may call an agent.
+"""Decide which callers an agent accepts.
 
 An agent that other machines can reach requires its service token. One without a token listens on loopback only, and its
 callers are local programs. But a web page in a local browser is one as well, if its domain name resolves to 127.0.0.1

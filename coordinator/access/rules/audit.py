@@ -36,7 +36,7 @@ class Action(StrEnum):
 
 
 class Actor(NamedTuple):
-    """Who did something over HTTP: the ids of their token and of their request."""
+    """The actor of an HTTP request: the ids of its token and of the request."""
 
     name: str
     request_id: str | None = None

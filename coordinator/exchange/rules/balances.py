@@ -105,7 +105,7 @@ class Pool:
 
     @property
     def spendable(self) -> int:
-        """What may be spent in the whole period, with what was carried over from the one before."""
+        """Return the units that may be spent in the period, with what was carried over into it."""
         return self.entitled + self.carried_over_in
 
     @property
@@ -115,14 +115,14 @@ class Pool:
 
     @property
     def included_left(self) -> int:
-        """How much more is within the limit. Before the first request the limit is not known here."""
+        """Return how much more is within the limit, which is unknown before the first request."""
         if not (self.funded or self.credited or self.soft_cap_extension):
             return MAX_UNITS
         return max(0, self.spendable - self.carried_over_out - (self.used - self.overage_used) - self.late_included)
 
     @property
     def grantable(self) -> int:
-        """What may be granted: overage was spent without funding, and is paid back first."""
+        """Return what may be granted. Overage was spent without funding and is paid back first."""
         return max(0, self.unallocated - self.overage)
 
     @property
@@ -184,7 +184,7 @@ class Lease:
 
     @property
     def room(self) -> int:
-        """How much more may be granted before the totals exceed the largest integer that a store counts exactly."""
+        """Return the headroom before the totals exceed the largest integer that a store counts exactly."""
         return max(0, MAX_UNITS - self.granted - self.overage)
 
     @property

@@ -1,4 +1,4 @@
-"""From a want to a grant: which lease may answer it, and how much it is granted now.
+"""Rules for granting: which lease may meet a demand, and how much it is granted now.
 
 A region that gets nothing is told why. While another region holds units that it does not need, those are recalled by a
 signal (`signals.py`), and the region that waits is signalled when units become available.

@@ -62,7 +62,7 @@ async def _texts(entries: Iterable[Entry], recorded_at: str) -> AsyncIterator[by
 
 
 def _rows(entry: Entry, recorded_at: str) -> Iterator[str]:
-    """As COPY reads them: the columns between tabs, in the order of TRANSFER_COLUMNS."""
+    """Return the columns as COPY reads them: with tabs between, in the order of TRANSFER_COLUMNS."""
     whose = (_NULL, _NULL) if entry.region is None else (_text(entry.region), str(entry.epoch))
     origin = "\t".join((*whose, *_origin(entry)))
     for each in entry.transfers:
