@@ -377,7 +377,7 @@ def plausible(shared: Shared, report: DemandReport, terms: SharingTerms, now_ms:
 
 
 def _is_lost(holding: Holding, report: DemandReport, now_ms: int) -> bool:
-    """Return whether the reporting store lost its data and has no share granted since, or another store took its place."""
+    """Return whether the store lost its data and has no share granted since, or another store took its place."""
     is_new = report.epoch > holding.epoch
     given = () if is_new else [each.number for each in holding.perhaps if each.number]
     is_lost = report.lost_ms > 0 or now_ms < holding.lost_until_ms
