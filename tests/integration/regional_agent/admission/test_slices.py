@@ -141,12 +141,13 @@ async def test_slices_of_older_limits_are_not_used_under_newer_ones(doors: Doors
     before = region.admission.policies
     assert (await world.admin.put("/v1/limits", json=document("3/hour, burst 60000"))).is_success
     await until(lambda: region.admission.policies is not before)
+    while not region.slices.taken:
+        assert await crowd(doors.agent, 50) > 0
     before = region.admission.policies
     fewer = document(f"3/hour, burst {3 * narrow}", slices=False)
     putting = asyncio.create_task(world.admin.put("/v1/limits", json=fewer))
     while region.admission.policies is before:
         assert await crowd(doors.agent, 50) > 0
-    assert region.slices.taken
     assert region.slices.units_here("api:tenant=acme") == 0
     await doors.agent.check(HOT, mode="peek")  # after units that are still being returned
     assert await crowd(doors.agent, 500) <= narrow
