@@ -31,8 +31,8 @@ class CertainDenials(Generic[D]):
         self._denials: GenerationalCache[Hashable, CertainDenial[D]] = GenerationalCache(MAX_DENIALS)
 
     def keep(self, charges: Hashable, decision: D, asked_at_ms: int, retry_after_ms: int) -> None:
-        """Keep a denial for `retry_after_ms` from when the store was asked."""
-        until_ms = asked_at_ms + min(retry_after_ms, MAX_AGE_MS)
+        """Keep a denial for `retry_after_ms`, which is rounded up by less than 1 ms, from when the store was asked."""
+        until_ms = asked_at_ms + min(retry_after_ms - 1, MAX_AGE_MS)
         self._denials.put(charges, CertainDenial(decision, asked_at_ms, until_ms))
 
     def find(self, charges: Hashable, now_ms: int) -> CertainDenial[D] | None:
