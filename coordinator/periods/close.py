@@ -97,7 +97,7 @@ class PeriodClose(Struct, frozen=True, kw_only=True):
     is_dry_run: bool
     missing: list[Missing]
     suspense_carried: list[Carried]  # by the close; before the close, what would be carried
-    carried_over: list[CarriedOver]  # likewise; more if regions return what they still hold
+    carried_over: list[CarriedOver]  # by the close; more if regions return what they hold
 
 
 class CloseRefused(NamedTuple):

@@ -58,7 +58,7 @@ def _pool_of_row(row: asyncpg.Record) -> LockedPool:
 async def _add_late_usage(connection: Connection, found: Mapping[Key, LockedPool]) -> None:
     """Add up late usage for the few pools that have to do with closed periods.
 
-    Whoever books late usage holds both pools, so the sums do not change meanwhile.
+    A transaction that books late usage holds both pools, so the sums do not change meanwhile.
     """
     about = [
         key
