@@ -1,6 +1,7 @@
 """The task runner makes its own decisions correctly, and even Pythons that are too old can parse it."""
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tools.run_tests import Outcomes
 
 DEV = Path(__file__).parents[2] / "dev"
 
@@ -112,3 +115,74 @@ def test_no_room_names_the_place_and_the_need(dev: ModuleType, tmp_path: Path) -
 )
 def test_trouble_is_explained(dev: ModuleType, output: str, word: str) -> None:
     assert word in dev.diagnosis(output)
+
+
+# --- tests that fail in parallel --------------------------------------------------------------------------------------
+
+FAILS_ONCE = """
+import pytest
+
+@pytest.mark.xdist_group("a group's name is no part of the test's")
+def test_fails_once():
+    marker = {marker!r}
+    try:
+        open(marker).close()
+    except FileNotFoundError:
+        open(marker, "w").close()
+        raise AssertionError("the machine was busy")
+
+
+def test_passes(): pass
+"""
+FAILS = "\n\ndef test_fails(): raise AssertionError\n"
+PASSED_ALONE = "failed in parallel, passed alone:\n  test_it.py::test_fails_once\n"
+
+
+def run_tests(directory: Path, source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (directory / "pytest.ini").write_text("[pytest]\naddopts = -q -n 1 --dist loadgroup\n")
+    (directory / "test_it.py").write_text(source.format(marker=str(directory / "marker")))
+    command = [sys.executable, "-m", "tools.run_tests", "-p", "no:schemathesis", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(DEV.parent)}
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_test_that_passes_alone_is_a_warning(tmp_path: Path) -> None:
+    done = run_tests(tmp_path, FAILS_ONCE)
+    assert done.returncode == 0, done.stdout
+    assert PASSED_ALONE in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("2 passed in ")
+
+
+def test_a_test_that_fails_alone_is_a_failure(tmp_path: Path) -> None:
+    done = run_tests(tmp_path, FAILS_ONCE + FAILS)
+    assert done.returncode == 1
+    assert PASSED_ALONE in done.stdout
+    assert "failed in parallel, and failed alone:\n  test_it.py::test_fails\n" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("1 failed, 2 passed in ")
+
+
+@pytest.mark.parametrize("argument", ["--no-rerun", "-n0"])
+def test_nothing_runs_again_that_was_not_to_or_ran_alone(tmp_path: Path, argument: str) -> None:
+    done = run_tests(tmp_path, FAILS_ONCE, argument)
+    assert done.returncode == 1
+    assert "running again" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("differences", "is_worth_it"),
+    [
+        ({}, True),
+        ({"failed": []}, False),
+        ({"failed": [f"test_it.py::test_{number}" for number in range(6)]}, False),
+        ({"failed": ["test_it.py"]}, False),  # it cannot be imported
+        ({"is_complete": False}, False),  # Ctrl-C, or -x
+        ({"is_parallel": False}, False),
+    ],
+)
+def test_only_a_few_failures_of_a_whole_parallel_run_run_again(
+    differences: dict[str, object], is_worth_it: bool
+) -> None:
+    outcomes = Outcomes()
+    outcomes.failed, outcomes.is_complete, outcomes.is_parallel = ["test_it.py::test_it"], True, True
+    vars(outcomes).update(differences)
+    assert outcomes.are_worth_another_run() is is_worth_it
