@@ -3,7 +3,7 @@
 A request without a token, or with an unknown one, is answered 401. A token that lacks the scope is answered 403.
 """
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from fastapi import Path, Request
 
@@ -21,11 +21,17 @@ async def caller_of(request: Request, coordinator: CoordinatorDep) -> Caller:
     token = bearer_token(request)
     found = await coordinator.callers.find(token_hash(token)) if token else None
     if found is None:
-        detail = "The token is unknown or revoked." if token else "Send a token: `Authorization: Bearer <token>`."
-        raise Problem("unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
+        raise unauthenticated("The token is unknown or revoked." if token else _WITHOUT_HEADER)
     if found.region is not None:
         coordinator.health.note_seen(found.region)
     return found
+
+
+_WITHOUT_HEADER = "Send a token: `Authorization: Bearer <token>`."
+
+
+def unauthenticated(detail: str) -> Problem:
+    return Problem("unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
 
 
 async def authenticated(request: Request, coordinator: Coordinator) -> Caller:
@@ -73,6 +79,37 @@ async def require_this_region(
     if not caller.may(REGION_PREFIX + region):
         raise Problem("forbidden", "The token is not one of the region in the path.")
     return region
+
+
+class PresumedRegion(NamedTuple):
+    """A region whose token was valid lately. The request's own transaction has to confirm it."""
+
+    name: str
+    token_hash: bytes
+
+
+async def presume_this_region(
+    request: Request,
+    region: Annotated[str, Path(description="The region that the token speaks for.", examples=["eu-west"])],
+    coordinator: CoordinatorDep,
+) -> PresumedRegion:
+    """Return the region in the path, if the token speaks for it, without a look-up of a token that was found before."""
+    token = bearer_token(request)
+    if token is None:
+        raise unauthenticated(_WITHOUT_HEADER)
+    hashed = token_hash(token)
+    caller = coordinator.callers.presume(hashed)
+    if caller is None or not caller.may(REGION_PREFIX + region):
+        await require_this_region(request, region, coordinator)
+    return PresumedRegion(region, hashed)
+
+
+def confirm_region(region: PresumedRegion, is_authentic: bool, coordinator: Coordinator) -> None:
+    """Note that the region was seen, or refuse the request if the transaction has not confirmed the token."""
+    if not is_authentic:
+        coordinator.callers.forget(region.token_hash)
+        raise unauthenticated("The token is unknown or revoked.")
+    coordinator.health.note_seen(region.name)
 
 
 async def require_a_region(request: Request, coordinator: CoordinatorDep) -> str:

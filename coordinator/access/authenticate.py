@@ -1,4 +1,4 @@
-"""Look tokens up. Every request does so, and a revoked token is refused at once."""
+"""Look tokens up. Every request does so, or its transaction confirms the token, so a revoked one is refused at once."""
 
 from collections.abc import Collection
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Revoke a token. The next request that carries it is refused: nothing caches tokens."""
+"""Revoke a token. Every coordinator refuses the next request that carries it: each reads the row again."""
 
 from datetime import datetime
 from uuid import UUID

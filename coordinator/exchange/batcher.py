@@ -267,6 +267,7 @@ def _merged(call: ExchangeCall, parts: Sequence[Applied]) -> Applied:
         sum(part.quarantined for part in parts),
         [notice for part in parts for notice in part.notices],
         [epoch for part in parts for epoch in part.lost],
+        all(part.is_authentic for part in parts),
     )
 
 

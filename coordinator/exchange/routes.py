@@ -12,7 +12,13 @@ from msgspec import structs
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from coordinator.access.auth import require_a_region, require_this_region
+from coordinator.access.auth import (
+    PresumedRegion,
+    confirm_region,
+    presume_this_region,
+    require_a_region,
+    require_this_region,
+)
 from coordinator.epochs.fence import fence_lost
 from coordinator.exchange.parsing import parse_exchanges, parse_shares
 from coordinator.exchange.rules.submissions import ExchangeCall
@@ -49,12 +55,16 @@ TOKEN_CHECK_S = 5.0  # how often a stream's token is checked, however much traff
 
 
 @router.post("/v1/regions/{region}/exchanges", **described(body=ExchangeRequest, answers={200: ExchangeResponse}))
-async def post_exchanges(request: Request, region: PathRegion, coordinator: CoordinatorDep) -> Response:
+async def post_exchanges(
+    request: Request, region: Annotated[PresumedRegion, Depends(presume_this_region)], coordinator: CoordinatorDep
+) -> Response:
     """Book what lanes report, and grant what they want. The same bytes are booked once, however often they are sent.
 
     A malformed exchange or want is refused by itself, in its place among the replies.
     """
-    applied = await _apply(coordinator, parse_exchanges(region, await read_json(request)))
+    call = parse_exchanges(region.name, await read_json(request))
+    applied = await _apply(coordinator, call._replace(token_hash=region.token_hash))
+    confirm_region(region, applied.is_authentic, coordinator)
     return reply(applied.response)
 
 
@@ -85,7 +95,7 @@ class ExchangesAhead:
 
 async def _exchange(request: Request, region: str) -> Response:
     coordinator = await coordinator_of(request)
-    return await post_exchanges(request, await require_this_region(request, region, coordinator), coordinator)
+    return await post_exchanges(request, await presume_this_region(request, region, coordinator), coordinator)
 
 
 _EXCHANGES = re.compile("/v1/regions/([^/]+)/exchanges")

@@ -44,11 +44,12 @@ from coordinator.exchange.rules.locked import (
 )
 from coordinator.exchange.rules.posting import Report
 from coordinator.exchange.rules.replies import Receipts, epochs_with_data_loss, replayed_reports, respond
-from coordinator.exchange.rules.settlement import Lane, QuarantineReason
+from coordinator.exchange.rules.settlement import QuarantineReason
 from coordinator.exchange.rules.submissions import (
     ExchangeCall,
     Matched,
     classify,
+    confirm_tokens,
     hold_implausible_reports,
     keep_within_budgets,
     match_wants,
@@ -58,6 +59,7 @@ from coordinator.exchange.rules.submissions import (
 from coordinator.exchange.statements.balances import insert_leases, write_booked, write_corrections
 from coordinator.exchange.statements.lanes import (
     LaneName,
+    LockedLanes,
     lock_lanes_and_read_catalogue,
     read_receipts,
     share_current_epochs,
@@ -82,6 +84,7 @@ class Applied(NamedTuple):
     quarantined: int
     notices: Sequence[Notice]
     lost: Sequence[int]  # epochs that are over, for their store lost data: see `fence_lost`
+    is_authentic: bool = True  # False if the call's token was revoked: then nothing of it was looked at
 
 
 class _Context(NamedTuple):
@@ -107,8 +110,9 @@ async def apply_exchanges(
 ) -> list[Applied]:
     """Apply several calls, no lane in two of them. Each has its own answer."""
     context = _Context(connection, documents, terms, budgets or without_limits(), now)
-    lanes, catalogue, quotas = await _lock_lanes(context, calls)
-    matched = match_wants(classify(calls, lanes), catalogue, terms, now)
+    locked_lanes, catalogue, quotas = await _lock_lanes(context, calls)
+    calls = confirm_tokens(calls, locked_lanes.valid_tokens)
+    matched = match_wants(classify(calls, locked_lanes.lanes), catalogue, terms, now)
     matched, pools = await _lock_pools(context, matched)
     locked, catalogue = await _lock_leases(context, matched, pools, catalogue, quotas)
     bounds = await _read_bounds(context, locked, catalogue, quotas)
@@ -120,19 +124,18 @@ async def apply_exchanges(
 # --- lock -------------------------------------------------------------------------------------------------------------
 
 
-async def _lock_lanes(
-    context: _Context, calls: Sequence[ExchangeCall]
-) -> tuple[dict[tuple[int, int], Lane], Catalogue, set[str]]:
-    """Return also the quota keys that the catalogue was read for."""
+async def _lock_lanes(context: _Context, calls: Sequence[ExchangeCall]) -> tuple[LockedLanes, Catalogue, set[str]]:
+    """Return also the catalogue of all quota keys that the calls are about, and these keys."""
     names = [LaneName(each.batch.epoch, each.batch.lane, call.region) for call in calls for each in call.submissions]
-    quotas = wanted_quotas(calls)
-    lanes, catalogue = await lock_lanes_and_read_catalogue(
-        context.connection, context.documents, names, quotas, context.now
+    quotas, tokens = wanted_quotas(calls), {call.token_hash for call in calls if call.token_hash}
+    locked = await lock_lanes_and_read_catalogue(
+        context.connection, context.documents, names, quotas, tokens, context.now
     )
+    catalogue = locked.catalogue
     if more := regional_quotas(calls, catalogue) - quotas:
         quotas |= more
         catalogue = await context.catalogue(quotas)
-    return lanes, catalogue, quotas
+    return locked, catalogue, quotas
 
 
 async def _lock_pools(context: _Context, exchanges: list[Matched]) -> tuple[list[Matched], dict[Key, LockedPool]]:
@@ -254,5 +257,6 @@ def _answers(
             sum(len(each.quarantined) for each in booked),
             notices,
             epochs_with_data_loss(own),
+            call.is_authentic,
         )
         notices = ()  # they belong to all calls, and are counted once

@@ -58,6 +58,18 @@ class ExchangeCall(NamedTuple):
     fingerprint: str
     submissions: Sequence[Submission]
     refused: Sequence[tuple[int, ExchangeReply]] = ()  # exchanges that are malformed, by their place in the request
+    token_hash: bytes | None = None  # of a token that the transaction has to confirm
+    is_authentic: bool = True
+
+
+def confirm_tokens(calls: Iterable[ExchangeCall], valid: Collection[bytes]) -> list[ExchangeCall]:
+    """Return the calls, without the exchanges of those whose token is not among the valid ones any more."""
+    return [
+        call
+        if call.token_hash is None or call.token_hash in valid
+        else call._replace(submissions=(), refused=(), is_authentic=False)
+        for call in calls
+    ]
 
 
 class Classified(NamedTuple):

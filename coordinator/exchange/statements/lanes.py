@@ -28,18 +28,33 @@ async def lock_lane(connection: Connection, epoch: int, lane: int) -> Lane | Non
     return _lane_of(tuple(row)) if row else None
 
 
-async def lock_lanes_and_read_catalogue(
-    connection: Connection, documents: Documents, names: Collection[LaneName], quotas: Collection[str], now: datetime
-) -> tuple[dict[tuple[int, int], Lane], Catalogue]:
-    """Return those of the lanes that were issued to their region, by (epoch, lane), and what is in force.
+class LockedLanes(NamedTuple):
+    """What the first statement of a transaction finds, at one moment."""
 
-    It is one statement for both. A lane of another region is not even waited for.
+    lanes: dict[tuple[int, int], Lane]  # those that were issued to their region, by (epoch, lane)
+    catalogue: Catalogue
+    valid_tokens: frozenset[bytes]  # those of the hashes that belong to a token that is not revoked
+
+
+async def lock_lanes_and_read_catalogue(
+    connection: Connection,
+    documents: Documents,
+    names: Collection[LaneName],
+    quotas: Collection[str],
+    token_hashes: Collection[bytes],
+    now: datetime,
+) -> LockedLanes:
+    """Lock lanes, read what is in force, and confirm tokens, in one statement.
+
+    A lane of another region is not even waited for.
     """
     wanted = recordset([name._asdict() for name in names])
-    row = await connection.fetchrow(_LANES_AND_CATALOGUE, *arguments_of_catalogue(quotas, now), wanted)
+    arguments = *arguments_of_catalogue(quotas, now), wanted, token_hashes
+    row = await connection.fetchrow(_LANES_AND_CATALOGUE, *arguments)
     assert row is not None
     lanes = {(each[0], each[1]): _lane_of(each) for each in row["locked"] or ()}
-    return lanes, await catalogue_of_row(connection, documents, row, quotas)
+    catalogue = await catalogue_of_row(connection, documents, row, quotas)
+    return LockedLanes(lanes, catalogue, frozenset(row["valid_tokens"] or ()))
 
 
 def _lane_of(columns: Sequence[Any]) -> Lane:
@@ -104,7 +119,9 @@ WITH locked AS MATERIALIZED (
     JOIN lane ON lane.epoch = named.epoch AND lane.lane = named.lane
     ORDER BY lane.epoch, lane.lane FOR SHARE OF region_epoch FOR UPDATE OF lane
 )
-SELECT (SELECT array_agg(locked) FROM locked) AS locked, catalogue.* FROM ("""
+SELECT (SELECT array_agg(locked) FROM locked) AS locked,
+    (SELECT array_agg(hash) FROM token WHERE hash = ANY ($5::bytea[]) AND revoked_at IS NULL) AS valid_tokens,
+    catalogue.* FROM ("""
 _LANES_AND_CATALOGUE = _LOCK_LANES + CATALOGUE + ") AS catalogue"
 SHARE_EPOCHS = """
 SELECT epoch, state FROM region_epoch WHERE epoch = ANY ($1::bigint[]) ORDER BY epoch FOR SHARE SKIP LOCKED

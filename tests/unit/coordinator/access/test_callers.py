@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from coordinator.access import callers as module
 from coordinator.access.authenticate import Caller
 from coordinator.access.callers import Callers
 from coordinator.outages import DatabaseUnavailable
@@ -74,3 +75,25 @@ async def test_a_cancelled_caller_does_not_keep_others_from_an_answer() -> None:
     gave_up.cancel()
     tokens.gate.set()
     assert await stayed == KNOWN
+
+
+async def test_a_token_is_presumed_after_it_was_found_and_until_it_is_forgotten() -> None:
+    tokens = Tokens()
+    tokens.gate.set()
+    callers = Callers(tokens.look_up)
+    assert callers.presume(b"a") is None
+    await asyncio.gather(*await asking(callers, b"a", b"never issued"))
+    assert (callers.presume(b"a"), callers.presume(b"never issued")) == (KNOWN, None)
+    callers.forget(b"a")
+    assert callers.presume(b"a") is None
+    assert len(tokens.look_ups) == 1
+
+
+async def test_only_so_many_tokens_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REMEMBERED", 1)
+    tokens = Tokens()
+    tokens.gate.set()
+    callers = Callers(tokens.look_up)
+    for token_hash in (b"a", b"b"):
+        await callers.find(token_hash)
+    assert (callers.presume(b"a"), callers.presume(b"b")) == (None, KNOWN)
