@@ -1,7 +1,8 @@
 """Background jobs of coordinators: any number of coordinators may run, and each job is done by one of them at a time.
 
 A job has a row in the database that says when it is due, by the database's clock. Each coordinator reads all rows in
-one statement, and starts the jobs that are due and have work. To run a job, it locks the job's row, does the work, and
+one statement, and starts the jobs that are due and have work. If none has, it reads again after `IDLE_S`, or soon after
+one of its requests has committed something, which may be work. To run a job, it locks the job's row, does the work, and
 moves the due time on, all in one transaction; other coordinators skip a locked row. If a coordinator dies, its lock is
 released and another one finds the job due. Therefore a job must be safe to repeat: its work may have been committed
 while the new due time was not.
@@ -25,6 +26,7 @@ from coordinator.metrics import CoordinatorMetrics
 from protocol.clock import Clock, SystemClock
 
 FIRST_LOOK_S = 1.0  # coordinators that start together do not all look at once
+IDLE_S = 5.0  # between looks while no job has work and no request commits anything
 RETRIES_PER_INTERVAL = 10  # how often a job that failed, or that another coordinator runs, is tried within its interval
 GRACE_S = 5.0
 AT_ONCE = 6  # jobs that one coordinator runs at a time; four of them may take long
@@ -44,6 +46,17 @@ class Job(NamedTuple):
     has_work: str = "true"  # an SQL condition; $2 is the time now. A job that is due and has no work does not run
 
 
+class _Pause(NamedTuple):
+    """Seconds until the jobs' rows are worth another look."""
+
+    at_least_s: float
+    idle_s: float  # unless a request commits something
+
+
+def _pause(seconds: float) -> _Pause:
+    return _Pause(seconds, seconds)
+
+
 @asynccontextmanager
 async def running(
     url: str,
@@ -51,13 +64,13 @@ async def running(
     metrics: CoordinatorMetrics,
     failures: JobFailures | None = None,
     clock: Clock | None = None,
-) -> AsyncIterator[None]:
+) -> AsyncIterator["JobScheduler"]:
     """Run the jobs until the end of the block, on connections of their own, so that requests never wait for them."""
     async with open_database(url, CONNECTIONS_PER_JOB * AT_ONCE) as database:
         scheduler = JobScheduler(jobs, database, metrics, failures or JobFailures(), clock or SystemClock())
         task = asyncio.create_task(scheduler.run(), name=SCHEDULER)
         try:
-            yield
+            yield scheduler
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -79,15 +92,24 @@ class JobScheduler:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._not_before_s: dict[str, float] = {}  # of jobs that failed here, or that another coordinator runs
         self._finished = asyncio.Event()
+        self._may_have_work = asyncio.Event()  # since the last look: a job has ended, or a request has committed
+
+    def expect_work(self) -> None:
+        """Look again soon: a request has committed something."""
+        self._may_have_work.set()
 
     async def run(self) -> None:
         await asyncio.sleep(min([FIRST_LOOK_S, *(job.every_s for job in self._jobs)]) * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
         while True:
-            pause_s = await self._start_due_jobs()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._finished.wait()
             self._finished.clear()
+            self._may_have_work.clear()
+            pause = await self._start_due_jobs()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause.at_least_s):
+                    await self._finished.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause.idle_s - pause.at_least_s):
+                    await self._may_have_work.wait()
 
     async def stop(self) -> None:
         tasks = list(self._running.values())
@@ -95,8 +117,8 @@ class JobScheduler:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _start_due_jobs(self) -> float:
-        """Start what is due and has work. Return the seconds until the rows are worth another look."""
+    async def _start_due_jobs(self) -> _Pause:
+        """Start what is due and has work."""
         idle = [job for job in self._jobs if job.name not in self._running]
         try:
             names = [job.name for job in self._jobs]
@@ -105,36 +127,37 @@ class JobScheduler:
                 await self._database.read(lambda c: c.execute(_INSERT, names))
         except Exception as error:  # whatever failed, the next look is another chance
             self._note_failure(SCHEDULER, error)
-            return min((job.every_s / RETRIES_PER_INTERVAL for job in idle), default=FIRST_LOOK_S)
+            return _pause(min((job.every_s / RETRIES_PER_INTERVAL for job in idle), default=FIRST_LOOK_S))
         self._failures.worked(SCHEDULER)
         found = {row["name"]: row for row in rows}
-        pauses_s = [self._start_if_due(job, found.get(job.name)) for job in idle]
-        return min(pauses_s, default=FIRST_LOOK_S)
+        pauses = [self._start_if_due(job, found.get(job.name)) for job in idle] or [_pause(FIRST_LOOK_S)]
+        return _Pause(min(pause.at_least_s for pause in pauses), min(pause.idle_s for pause in pauses))
 
-    def _start_if_due(self, job: Job, row: asyncpg.Record | None) -> float:
-        """Start the job if it is due and has work. Return the seconds until its row is worth another look."""
+    def _start_if_due(self, job: Job, row: asyncpg.Record | None) -> _Pause:
+        """Start the job if it is due and has work. Return how long its row need not be looked at."""
         retry_interval_s = job.every_s / RETRIES_PER_INTERVAL
         if row is None:
-            return retry_interval_s
+            return _pause(retry_interval_s)
         pause_s: float = max(row["due_in_s"], self._not_before_s.get(job.name, 0) - monotonic())
         if pause_s > 0:
             if row["due_in_s"] > 0:  # it worked, here or in another coordinator
                 self._failures.worked(job.name)
-            return min(max(pause_s, retry_interval_s), job.every_s)
+            return _pause(min(max(pause_s, retry_interval_s), job.every_s))
         if not row["has_work"]:
             self._failures.worked(job.name)
             self._metrics.job_last_success.labels(job.name).set_to_current_time()
-            return job.every_s
+            return _Pause(job.every_s, max(job.every_s, IDLE_S))
         if len(self._running) == AT_ONCE:
-            return retry_interval_s
+            return _pause(retry_interval_s)
         task = asyncio.create_task(self._run_job(job), name=job.name)
         self._running[job.name] = task
         task.add_done_callback(lambda _: self._note_finished(job))
-        return job.every_s
+        return _pause(job.every_s)
 
     def _note_finished(self, job: Job) -> None:
         del self._running[job.name]
         self._finished.set()
+        self._may_have_work.set()
 
     async def _run_job(self, job: Job) -> None:
         started = monotonic()

@@ -79,8 +79,9 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
             open_database(url, settings.database_pool_size) as database,
             _listening(url, hub),
             _watching(_health_of(settings, clock, metrics, failures)) as health,
-            running(url, background_jobs(settings, clock), metrics, failures, clock),
+            running(url, background_jobs(settings, clock), metrics, failures, clock) as scheduler,
         ):
+            database.on_commit = scheduler.expect_work
             app.state.coordinator = Coordinator(settings, clock, database, hub, metrics, health)
             yield
             hub.close()

@@ -56,8 +56,8 @@ async def list_blocks(
     """Return all blocks in force, in one page. Requires the scope `quota:read`, or a region's token."""
     with coordinator.hub.subscribe(caller.region or "") as subscription:
         blocks, tag = await _blocks(coordinator)
-        if is_up_to_date(request, query.since, blocks.version, tag):
-            await wait_for_signal(subscription, "blocks")
+        is_newest = is_up_to_date(request, query.since, blocks.version, tag)
+        if is_newest and await wait_for_signal(subscription, "blocks"):
             blocks, tag = await _blocks(coordinator)
     if is_up_to_date(request, query.since, blocks.version, tag):
         return Response(status_code=304, headers={"ETag": tag})

@@ -85,6 +85,7 @@ class Session(BaseConnection):
 class Database:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self.on_commit: Callable[[], None] = lambda: None  # called when `run` has committed
 
     async def run(
         self,
@@ -104,7 +105,10 @@ class Database:
                     await connection.execute(f"SET LOCAL lock_timeout = {lock_timeout_ms}")
                 return await operation(connection)
 
-        return await _retried(once, TRIED_AGAIN if lock_timeout_ms is None else TRIED_AGAIN_WITHOUT_LOCKS)
+        result = await _retried(once, TRIED_AGAIN if lock_timeout_ms is None else TRIED_AGAIN_WITHOUT_LOCKS)
+        if not snapshot:
+            self.on_commit()
+        return result
 
     async def read(self, operation: Callable[[Connection], Awaitable[Result]]) -> Result:
         """Run a single statement, such as a token look-up, without a transaction around it."""

@@ -145,7 +145,8 @@ async def _events(request: Request, region: str, coordinator: Coordinator) -> As
         yield _event(Signal(kind="hello"))
         clock = asyncio.get_running_loop().time
         checked_at_s = clock()
-        while (taken := await subscription.take(HEARTBEAT_S)) is not None:
+        # All streams beat at the same moments, so that their tokens are looked up together.
+        while (taken := await subscription.take(HEARTBEAT_S - clock() % HEARTBEAT_S)) is not None:
             if clock() >= checked_at_s + TOKEN_CHECK_S:
                 if not await _may_stay(request, region, coordinator):
                     return
@@ -182,8 +183,8 @@ async def get_policies(
     """Return all that an agent needs to decide. With `since`, wait until there is another version than that."""
     with coordinator.hub.subscribe(region) as subscription:
         bundle, tag = await _bundle(coordinator, region)
-        if is_up_to_date(request, query.since, bundle.version, tag):
-            await wait_for_signal(subscription, "policies")
+        is_newest = is_up_to_date(request, query.since, bundle.version, tag)
+        if is_newest and await wait_for_signal(subscription, "policies"):
             bundle, tag = await _bundle(coordinator, region)
     if is_up_to_date(request, query.since, bundle.version, tag):
         return Response(status_code=304)

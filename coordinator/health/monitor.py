@@ -1,8 +1,8 @@
 """Monitor whether this coordinator can serve, for `/readyz`, metrics and logs.
 
-Once a second, and for each request of `/readyz`, a coordinator proves on a connection of its own that it can read and
-commit, and compares its clock with the database's. Other requests never wait for this, nor does it wait for them. A
-reason is logged when it begins and when it ends.
+Every five seconds, every second while it is not ready, and for each request of `/readyz`, a coordinator proves on a
+connection of its own that it can read and commit, and compares its clock with the database's. Other requests never wait
+for this, nor does it wait for them. A reason is logged when it begins and when it ends.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from coordinator.database.engine import SESSION
 from coordinator.health.readiness import (
     Measured,
     note_seen_regions,
-    prove_commit,
     read_database_clock,
     read_measured,
     schema_revision,
+    write_message,
 )
 from coordinator.installation.operations import look_at_installation
 from coordinator.job_failures import JobFailures
@@ -30,7 +30,8 @@ from coordinator.metrics import CoordinatorMetrics
 from migrations.revisions import is_behind
 from web.health import Health, HealthReason, HealthStatus
 
-LOOK_EVERY_S = 1.0
+LOOK_EVERY_S = 5.0
+LOOK_AGAIN_S = 1.0  # while the last proof failed
 PROVE_WITHIN_S = 2.0
 FIGURES_EVERY_S = 10.0
 SILENT_AFTER = timedelta(minutes=1)
@@ -75,14 +76,14 @@ class CoordinatorHealth:
         self._silent: set[str] = set()
 
     async def run(self) -> None:
-        """Check the database every second, and the shared figures every ten, for ever."""
-        looks = 0
+        """Check the database, and every ten seconds the shared figures, for ever."""
+        clock, share_at_s = asyncio.get_running_loop().time, 0.0
         while True:
             await self.look()
-            if looks % round(FIGURES_EVERY_S / LOOK_EVERY_S) == 0:
+            if clock() >= share_at_s:
                 await self.share_and_read()
-            looks += 1
-            await asyncio.sleep(LOOK_EVERY_S)
+                share_at_s = clock() + FIGURES_EVERY_S - LOOK_AGAIN_S / 2
+            await asyncio.sleep(LOOK_EVERY_S if self._database is None else LOOK_AGAIN_S)
 
     async def look(self) -> None:
         """Prove that a commit works, within PROVE_WITHIN_S. Concurrent callers share one proof."""
@@ -124,13 +125,14 @@ class CoordinatorHealth:
         try:
             async with self._in_use, asyncio.timeout(PROVE_WITHIN_S):
                 connection = await self._connected()
-                asked_at = self._clock.untrusted_now()
-                database_now = await read_database_clock(connection)
-                self._clock.compare(asked_at, database_now, self._clock.untrusted_now())
-                if is_behind(await schema_revision(connection)):
-                    return _SCHEMA_BEHIND
-                reads = True
-                await prove_commit(connection)
+                async with connection.transaction():
+                    if is_behind(await schema_revision(connection)):
+                        return _SCHEMA_BEHIND
+                    asked_at = self._clock.untrusted_now()
+                    database_now = await read_database_clock(connection)
+                    self._clock.compare(asked_at, database_now, self._clock.untrusted_now())
+                    reads = True
+                    await write_message(connection)
         except Exception as error:  # of any kind: it cannot commit now
             self._drop_connection()
             return _finding_of(error, reads=reads)
@@ -157,9 +159,10 @@ class CoordinatorHealth:
         try:
             async with self._in_use, asyncio.timeout(PROVE_WITHIN_S):
                 connection = await self._connected()
-                await note_seen_regions(connection, {name: now_ms - at_ms for name, at_ms in seen.items()})
-                measured = await read_measured(connection)
-                installation = await look_at_installation(connection, self._addresses, self._clock.untrusted_now())
+                async with connection.transaction():
+                    await note_seen_regions(connection, {name: now_ms - at_ms for name, at_ms in seen.items()})
+                    measured = await read_measured(connection)
+                    installation = await look_at_installation(connection, self._addresses, self._clock.untrusted_now())
         except Exception as error:
             self._drop_connection()
             self._seen_at_ms = seen | self._seen_at_ms

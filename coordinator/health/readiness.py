@@ -54,10 +54,10 @@ async def read_database_clock(connection: Connection) -> datetime:
     return now
 
 
-async def prove_commit(connection: Connection) -> None:
-    """Return when a commit is as durable as any: it is written, and a synchronous standby has confirmed it.
+async def write_message(connection: Connection) -> None:
+    """Write a message to the log, so that the transaction's commit is as durable as any when it returns.
 
-    The message changes no table. A transaction that writes nothing to the log would not wait for the standby.
+    It changes no table. A transaction that writes nothing would not wait for the disk and the synchronous standby.
     """
     await connection.execute("SELECT pg_logical_emit_message(true, 'leasehold', 'ready')")
 

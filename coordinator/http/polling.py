@@ -1,6 +1,7 @@
 """Long polls: a client that has the newest version waits for the next one."""
 
 import asyncio
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import Request
@@ -33,12 +34,14 @@ def is_up_to_date(request: Request, since: int | None, version: int, tag: str) -
     return version == since and (known is None or names_tag(known, tag))
 
 
-async def wait_for_signal(subscription: SignalSubscription, kind: str) -> None:
-    """Wait for a signal of this kind, until the poll has lasted long enough, or until the coordinator stops."""
-    try:
+async def wait_for_signal(subscription: SignalSubscription, kind: str) -> bool:
+    """Wait for a signal of this kind, until the poll has lasted long enough, or until the coordinator stops.
+
+    Return whether it came. Otherwise there is nothing to read again: the next poll begins by reading.
+    """
+    with suppress(TimeoutError):
         async with asyncio.timeout(MAX_POLL_S):
             while (taken := await subscription.take(MAX_POLL_S)) is not None:
                 if any(signal.kind == kind for signal in taken):
-                    return
-    except TimeoutError:
-        return
+                    return True
+    return False

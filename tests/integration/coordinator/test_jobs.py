@@ -23,7 +23,7 @@ WHERE datname = current_database() AND application_name = 'leasehold-coordinator
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what counts has no event
             await asyncio.sleep(0.005)
 
@@ -92,6 +92,7 @@ async def test_an_idle_coordinator_reads_all_jobs_in_one_statement(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twenty jobs that have no work: one statement for all of them at a time, on one connection, and no transaction."""
+    monkeypatch.setattr("coordinator.jobs.IDLE_S", 0.0)
     statements: list[str] = []
     read = Database.read
 
@@ -113,6 +114,21 @@ async def test_an_idle_coordinator_reads_all_jobs_in_one_statement(
             assert await owner.fetchval(CONNECTIONS) == 1
     assert {*statements} == {"read"}
     assert not counting.done
+
+
+async def test_an_idle_coordinator_looks_again_after_a_commit(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it would look after an hour. A commit is enough, whatever it was."""
+    monkeypatch.setattr("coordinator.jobs.IDLE_S", 3_600.0)
+    counting, metrics = Counting(), CoordinatorMetrics()
+    job = counting.job("here")._replace(has_work="EXISTS (SELECT FROM region)")
+    await make_due(database)
+    async with running(database, [job], metrics) as scheduler, open_database(database, 1) as requests:
+        requests.on_commit = scheduler.expect_work
+        await until(
+            lambda: 'job_last_success_timestamp_seconds{job="count"}' in generate_latest(metrics.registry).decode()
+        )
+        await requests.run(lambda c: c.execute("INSERT INTO region (name, weight, created_at) VALUES ('a', 1, now())"))
+        await until(lambda: counting.done != [])
 
 
 async def test_two_coordinators_never_run_a_job_at_once_and_one_goes_on_alone(database: str) -> None:

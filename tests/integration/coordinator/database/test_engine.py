@@ -70,3 +70,19 @@ async def test_a_failed_statement_is_no_outage(database: str, code: str) -> None
     async with open_database(database, 1) as engine:
         with pytest.raises(TransactionFailed):
             await engine.run(fail)
+
+
+async def test_a_commit_is_noted_and_a_failure_or_a_snapshot_is_not(database: str) -> None:
+    noted: list[str] = []
+
+    async def divide(connection: Connection) -> None:
+        await connection.execute("SELECT 1 / 0")
+
+    async with open_database(database, 1) as engine:
+        engine.on_commit = lambda: noted.append("commit")
+        await engine.run(lambda c: c.fetchval("SELECT 7"), snapshot=True)
+        with pytest.raises(asyncpg.DivisionByZeroError):
+            await engine.run(divide)
+        assert noted == []
+        await engine.run(lambda c: c.fetchval("SELECT 7"))
+    assert noted == ["commit"]

@@ -118,7 +118,11 @@ async def test_a_verification_is_requested_made_and_kept(admin_harness: AdminHar
         assert problem(await auditor.get(f"/v1/verifications/{unknown}")) == (404, [])
 
 
-async def test_a_coordinator_runs_waiting_verifications_by_itself(admin_harness: AdminHarness) -> None:
+async def test_a_coordinator_runs_waiting_verifications_by_itself(
+    admin_harness: AdminHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request that orders one lets the jobs be looked at soon."""
+    monkeypatch.setattr("coordinator.jobs.IDLE_S", 3_600.0)
     auditor = await admin_harness.caller("audit:read")
     location = (await auditor.post("/v1/verifications")).headers["Location"]
     async with asyncio.timeout(30):
