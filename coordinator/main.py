@@ -33,6 +33,7 @@ from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from coordinator.state import Coordinator
 from coordinator.suspense import routes as suspense_routes
+from coordinator.tenants import routes as tenants_routes
 from coordinator.usage import routes as usage_routes
 from coordinator.usage import statement_routes
 from coordinator.webhooks import routes as webhooks_routes
@@ -62,6 +63,7 @@ ROUTERS = (
     proof_routes.router,
     suspense_routes.router,
     adjustments_routes.router,
+    tenants_routes.router,
     webhooks_routes.router,
 )
 

@@ -35,6 +35,7 @@ PRIVILEGES: Mapping[str, str] = {
     "policy_version": "SELECT",
     "limits_version": "SELECT, INSERT",
     "subscription": "SELECT, INSERT, DELETE",
+    "tenant": "SELECT, INSERT, DELETE",
     "token": "SELECT",  # tokens are issued and revoked by the owner
     "audit": "SELECT, INSERT",
     # proof
@@ -82,6 +83,7 @@ CHANGES: Mapping[str, str] = {
         region_consumed region_returned demand_milli waiting last_grant overdraft overdrawn reported_at expires_at""",
     "policy_version": "version stamp",
     "subscription": "plan changed_at",
+    "tenant": "profile changed_at",
     "shared_limit": "state reported_at",
     "job": "due_at",
     "verification": "finished_at result",

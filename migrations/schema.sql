@@ -647,6 +647,13 @@ CREATE TABLE subscription (
     changed_at timestamptz NOT NULL
 );
 
+-- What is registered of a tenant: its name, its ids in other systems, its address and its time zone.
+CREATE TABLE tenant (
+    id         text PRIMARY KEY CHECK (length(id) BETWEEN 1 AND 256),
+    profile    jsonb NOT NULL,
+    changed_at timestamptz NOT NULL
+);
+
 -- Another limit for some of a quota's subjects, for a while. The newest that is in force counts.
 CREATE TABLE limit_override (
     id          uuid PRIMARY KEY,

@@ -13,6 +13,7 @@ import msgspec
 
 from coordinator.access.audit import record
 from coordinator.access.rules.audit import Action, Actor
+from coordinator.access.token_names import with_token_names
 from coordinator.adjustments.read_adjustments import Adjustment, adjustment_of_row, read_adjustment
 from coordinator.adjustments.rules import (
     EXPIRES_AFTER,
@@ -111,7 +112,7 @@ _ENDED = {
 
 async def _held(connection: Connection, id_: UUID, now: datetime) -> Adjustment | None:
     row = await connection.fetchrow(_HOLD, id_)
-    return adjustment_of_row(row, now) if row else None
+    return (await with_token_names(connection, [adjustment_of_row(row, now)]))[0] if row else None
 
 
 async def _recorded(
@@ -120,7 +121,7 @@ async def _recorded(
     assert row is not None
     adjustment = adjustment_of_row(row, now)
     await record(connection, by, action, str(adjustment.id), msgspec.to_builtins(adjustment), now)
-    return adjustment
+    return (await with_token_names(connection, [adjustment]))[0]
 
 
 # --- booking ----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import msgspec
 from sqlalchemy import BigInteger, Text, any_, case, select, tuple_
 from sqlalchemy.dialects.postgresql import ARRAY, UUID
 
+from coordinator.access.token_names import TokenName, with_token_names
 from coordinator.adjustments.rules import AdjustmentKind, AdjustmentState, state_of
 from coordinator.database.compiled import CompiledStatement, compiled, constant, parameter
 from coordinator.database.connection import Connection
@@ -34,6 +35,9 @@ class Adjustment(msgspec.Struct, frozen=True):
     booked_in: str | None  # the period in whose books it is
     withdrawn_by: uuid.UUID | None
     withdrawn_at: datetime | None
+    proposed_by_name: TokenName = msgspec.UNSET
+    approved_by_name: TokenName = msgspec.UNSET
+    withdrawn_by_name: TokenName = msgspec.UNSET
 
 
 class AdjustmentName(NamedTuple):
@@ -52,8 +56,9 @@ class AdjustmentFilter(NamedTuple):
 
 
 async def read_adjustment(connection: Connection, id_: uuid.UUID, now: datetime) -> Adjustment | None:
-    row = await connection.fetchrow("SELECT * FROM adjustment WHERE id = $1", id_)
-    return adjustment_of_row(row, now) if row else None
+    rows = await connection.fetch("SELECT * FROM adjustment WHERE id = $1", id_)
+    found = await with_token_names(connection, [adjustment_of_row(row, now) for row in rows])
+    return found[0] if found else None
 
 
 async def read_adjustments(
@@ -63,7 +68,7 @@ async def read_adjustments(
     given = {name: list(values) for name, values in only._asdict().items() if values}
     page = _page(tuple(given)).with_values(**given, **after._asdict(), now=now, count=count)
     rows = await connection.fetch(*page)
-    return [adjustment_of_row(row, now) for row in rows]
+    return await with_token_names(connection, [adjustment_of_row(row, now) for row in rows])
 
 
 def adjustment_of_row(row: asyncpg.Record, now: datetime) -> Adjustment:

@@ -323,6 +323,14 @@ subscription = Table(
     required("began_at", Timestamp, server_default=text("now()")),
     required("changed_at", Timestamp),
 )
+# What is registered of a tenant.
+tenant = Table(
+    "tenant",
+    metadata,
+    Column("id", Text, primary_key=True),
+    required("profile", JSONB),
+    required("changed_at", Timestamp),
+)
 # Another limit for some of a quota's subjects, for a while.
 limit_override = Table(
     "limit_override",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import msgspec
 
-from coordinator.usage.rules.sheet import csv_of
+from coordinator.usage.rules.sheet import csv_file, csv_of
 
 
 class ExportFormat(StrEnum):
@@ -49,7 +49,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def heading(format_: ExportFormat) -> bytes:
-    return csv_of([ExportRow._fields]).encode() if format_ is ExportFormat.CSV else b""
+    return csv_file([ExportRow._fields]) if format_ is ExportFormat.CSV else b""
 
 
 def encoded(format_: ExportFormat, rows: Sequence[ExportRow]) -> bytes:

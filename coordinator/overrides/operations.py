@@ -9,6 +9,7 @@ import msgspec
 
 from coordinator.access.audit import record
 from coordinator.access.rules.audit import Action, Actor
+from coordinator.access.token_names import with_token_names
 from coordinator.database.connection import Connection
 from coordinator.limits.read_limits import read_limits
 from coordinator.limits.rules.validation import DocumentFault
@@ -45,7 +46,7 @@ async def add_override(connection: Connection, override: Override, by: Actor | N
     )
     await advance_catalogue(connection)
     await record(connection, by, Action.OVERRIDE_ADDED, key, msgspec.to_builtins(override), now)
-    return AddedOverride(override)
+    return AddedOverride((await with_token_names(connection, [override]))[0])
 
 
 async def delete_override(connection: Connection, id_: UUID, by: Actor | None, now: datetime) -> bool:

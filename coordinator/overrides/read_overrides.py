@@ -9,6 +9,7 @@ import asyncpg
 import msgspec
 from msgspec import Struct
 
+from coordinator.access.token_names import TokenName, with_token_names
 from coordinator.database.connection import Connection
 from protocol.limits.document import LimitValue
 
@@ -23,6 +24,7 @@ class Override(Struct, frozen=True):
     reason: str
     created_at: datetime
     created_by: str  # the id of the token
+    created_by_name: TokenName = msgspec.UNSET
 
 
 class OverrideName(NamedTuple):
@@ -39,7 +41,7 @@ class KeyedOverride(NamedTuple):
 
 async def read_override(connection: Connection, id_: UUID) -> Override | None:
     row = await connection.fetchrow(f"{_OVERRIDES} WHERE id = $1", id_)
-    return _override(row) if row else None
+    return (await with_token_names(connection, [_override(row)]))[0] if row else None
 
 
 async def read_overrides(
@@ -47,12 +49,13 @@ async def read_overrides(
 ) -> list[KeyedOverride]:
     """Return up to `count` overrides of these quotas, or of all. With `since`, leave out those that ended before."""
     rows = await connection.fetch(_SOME, list(quotas) or None, since, after.key, after.id, count)
-    return [KeyedOverride(row["key"], _override(row)) for row in rows]
+    named = await with_token_names(connection, [_override(row) for row in rows])
+    return [KeyedOverride(row["key"], override) for row, override in zip(rows, named, strict=True)]
 
 
 def _override(row: asyncpg.Record) -> Override:
     decoded: dict[str, Any] = {name: msgspec.json.decode(row[name]) for name in ("subject", "limit")}
-    plain = {name: row[name] for name in Override.__struct_fields__ if name not in decoded}
+    plain = {name: value for name, value in row.items() if name in Override.__struct_fields__ and name not in decoded}
     return Override(**plain, **decoded)
 
 

@@ -4,8 +4,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, field
 
+from coordinator.access.token_names import TokenName, with_token_names
 from coordinator.database.connection import Connection
 
 
@@ -21,17 +22,18 @@ class BookedPeriod(Struct, frozen=True):
     position: int | None = None  # of the ledger at the close
     transfers: int | None = None  # the final number of its transfers
     root: str | None = None  # the hash of its final pools, leases and corrections
+    closed_by_name: TokenName = UNSET
 
 
 async def read_period(connection: Connection, period_id: str) -> BookedPeriod | None:
     row = await connection.fetchrow(f"{_PERIODS} WHERE id = $1", period_id)
-    return _booked(row) if row else None
+    return (await with_token_names(connection, [_booked(row)]))[0] if row else None
 
 
 async def read_periods(connection: Connection, after: str, count: int) -> list[BookedPeriod]:
     """Return at most `count` periods by id, beginning after the given one."""
     rows = await connection.fetch(f"{_PERIODS} WHERE id > $1 ORDER BY id LIMIT $2", after, count)
-    return [_booked(row) for row in rows]
+    return await with_token_names(connection, [_booked(row) for row in rows])
 
 
 def _booked(row: asyncpg.Record) -> BookedPeriod:

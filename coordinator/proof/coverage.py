@@ -94,6 +94,7 @@ COVERAGE: Mapping[str, Proven | NotProven] = {
     "rebalance": NotProven("an order to move units between regions; the moved units are transfers"),
     "rebalance_move": NotProven("an order to move units between regions; the moved units are transfers"),
     "shared_limit": NotProven("rates are not billed"),
+    "tenant": NotProven("names and addresses, on which no unit depends; each change is in the audit"),
     "block": NotProven("a block denies, and bills nothing; each change is in the audit"),
     "block_version": NotProven("a counter that tells agents to read the blocks again"),
     "policy_version": NotProven("a counter that tells agents to read the limits again"),

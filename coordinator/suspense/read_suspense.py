@@ -27,6 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
+from coordinator.access.token_names import with_token_names
 from coordinator.database.compiled import CompiledStatement, compiled, constant, parameter
 from coordinator.database.connection import Connection
 from coordinator.database.tables import correction, lane, lease, quarantine, resolution
@@ -82,7 +83,7 @@ class EvidenceName(NamedTuple):
 
 async def read_suspense(connection: Connection, after: LeaseName, count: int) -> list[SuspendedLease]:
     rows = await connection.fetch(_SUSPENSE, *after, count)
-    return [_suspended(dict(row)) for row in rows]
+    return await with_token_names(connection, [_suspended(dict(row)) for row in rows])
 
 
 def _suspended(row: dict[str, Any]) -> SuspendedLease:
@@ -98,7 +99,8 @@ class QuarantinePage(NamedTuple):
 async def read_quarantine(connection: Connection, after: EvidenceName, count: int) -> QuarantinePage:
     """Read at most `count` rows without their evidence, which may be large."""
     rows = await connection.fetch(*_kept_after(after, count, with_evidence=False))
-    return QuarantinePage([_kept(dict(row)) for row in rows[:count]], len(rows) > count)
+    kept = await with_token_names(connection, [_kept(dict(row)) for row in rows[:count]])
+    return QuarantinePage(kept, len(rows) > count)
 
 
 async def read_quarantine_with_evidence(connection: Connection, after: EvidenceName, count: int) -> QuarantinePage:

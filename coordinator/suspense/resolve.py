@@ -13,6 +13,7 @@ import msgspec
 
 from coordinator.access.audit import record
 from coordinator.access.rules.audit import Action, Actor
+from coordinator.access.token_names import TokenName
 from coordinator.database.connection import Connection
 from coordinator.epochs.lost_ledger import kept_seq, rebase_lane
 from coordinator.exchange.book_entries import book_entries
@@ -54,6 +55,8 @@ class Resolution(msgspec.Struct, frozen=True):
     proposed_at: datetime
     approved_by: UUID | None
     approved_at: datetime | None
+    proposed_by_name: TokenName = msgspec.UNSET
+    approved_by_name: TokenName = msgspec.UNSET
 
 
 class Proposal(NamedTuple):

@@ -4,12 +4,9 @@ The statement of a closed period is complete. That of any other period is as of 
 the same statement can be requested again, and its lines keep their numbers.
 
 Beside the lines it lists the limits that were in force (limits/read_limit_history.py).
-
-Usage is read from the rollups. Estimates and replacements are read from leases and corrections, less what was moved
-since the seal. Each adjustment is read from its own row, if its movement is sealed.
 """
 
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,45 +14,36 @@ from uuid import UUID
 
 import asyncpg
 from msgspec import Struct
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Integer,
-    Text,
-    and_,
-    case,
-    false,
-    func,
-    null,
-    select,
-    tuple_,
-    union_all,
-)
+from sqlalchemy import BigInteger, Integer, Text, and_, func, null, select, tuple_, union_all
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from coordinator.adjustments.rules import AdjustmentKind
 from coordinator.database import compiled as query
 from coordinator.database.compiled import compiled, constant, json_text, parameter
 from coordinator.database.connection import Connection
-from coordinator.database.tables import correction, lease, pool, report, transfer
-from coordinator.exchange.rules.posting import OVERAGE
+from coordinator.database.tables import pool, report, transfer
 from coordinator.limits.read_limit_history import read_limit_history
 from coordinator.limits.rules.history import LimitInForce, LimitKind
 from coordinator.periods.read_periods import BookedPeriod, read_period
 from coordinator.proof.seal import Sealed, find_sealed
-from coordinator.usage.read_usage import read_unaccounted, read_usage
+from coordinator.usage.read_amounts import (
+    HAS_NO_REPORT,
+    IN_POOL,
+    IN_REPORT,
+    NEVER,
+    UNITS_OF_KIND,
+    Books,
+    question_of,
+    read_amounts,
+)
+from coordinator.usage.read_usage import read_unaccounted
 from coordinator.usage.rules.statement import (
-    Amount,
-    LineAdjustment,
     LineKind,
     Statement,
     StatementId,
     StatementLine,
-    adjusted,
     lines_of,
     with_adjustments,
 )
-from coordinator.usage.rules.usage import Dimension, UsageQuestion
 from protocol.identifiers import lane_of
 
 MOST_LINES = 10_000  # a statement with more lines is refused, never cut
@@ -73,6 +61,10 @@ class _Asked(NamedTuple):
     period: BookedPeriod
     sealed: Sealed | None  # None: the period is closed and complete
 
+    @property
+    def books(self) -> Books:
+        return Books([self.of.period], [self.of.tenant], self.sealed)
+
 
 async def read_statement(
     connection: Connection, of: StatementId, as_of: int | datetime | None
@@ -85,23 +77,31 @@ async def _asked(connection: Connection, of: StatementId, as_of: int | datetime 
     period = await read_period(connection, of.period)
     if period is None:
         return NoStatement.NO_PERIOD
-    if period.state == "closed" and as_of is None:
-        return _Asked(of, period, None)
+    sealed = await find_books_end(connection, as_of, is_closed=period.state == "closed")
+    return sealed if isinstance(sealed, NoStatement) else _Asked(of, period, sealed)
+
+
+async def find_books_end(
+    connection: Connection, as_of: int | datetime | None, *, is_closed: bool
+) -> Sealed | NoStatement | None:
+    """Return the seal up to which books are read: the newest by default. None: all of books that are closed."""
+    if is_closed and as_of is None:
+        return None
     if as_of is None:
         as_of = await connection.fetchval(_NEWEST) or 0
     sealed = Sealed(0, 0) if as_of == 0 else await find_sealed(connection, as_of)
-    return NoStatement.NOT_SEALED if sealed is None else _Asked(of, period, sealed)
+    return NoStatement.NOT_SEALED if sealed is None else sealed
 
 
 async def _statement(connection: Connection, asked: _Asked) -> Statement | NoStatement:
     of, period, sealed = asked
-    read = (_usage, _estimates, _adjustments)
-    amounts = [amount for each in read for amount in await each(connection, asked)]
+    booked = await read_amounts(connection, asked.books, MOST_LINES + 1)
+    amounts = [each.amount for each in booked]
     if len(amounts) > MOST_LINES:
         return NoStatement.TOO_LONG
     if not amounts and not await connection.fetchval(_HAS_TENANT, *of):
         return NoStatement.NO_TENANT
-    last = _NEVER if sealed is None else await connection.fetchval(_AUDITED, sealed.position) or 0
+    last = NEVER if sealed is None else await connection.fetchval(_AUDITED, sealed.position) or 0
     limits = await read_limit_history(connection, of.tenant, {each.quota for each in amounts}, period, last)
     return Statement(
         id=str(of),
@@ -113,7 +113,7 @@ async def _statement(connection: Connection, asked: _Asked) -> Statement | NoSta
         as_of=(period.position or 0) if sealed is None else sealed.position,
         root=period.root if sealed is None else None,
         billed=sum(amount.units for amount in amounts),
-        unaccounted=await read_unaccounted(connection, _question(of), *(sealed or (None, None))),
+        unaccounted=await read_unaccounted(connection, question_of(asked.books), *(sealed or (None, None))),
         lines=lines_of(of, amounts, sealed and sealed.position),
         limits=with_adjustments(
             [*limits, *await _carried_over(connection, asked)], amounts, period.starts_at, period.ends_at
@@ -121,38 +121,9 @@ async def _statement(connection: Connection, asked: _Asked) -> Statement | NoSta
     )
 
 
-# Late usage was used before the period: only the period in which it is booked counts.
-_EVER = [datetime(1900, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)]
-_BY = [Dimension.QUOTA, Dimension.CHARGE_PERIOD, Dimension.REGION, Dimension.COUNTED_AS]
-
-
-def _question(of: StatementId) -> UsageQuestion:
-    return UsageQuestion(_EVER, _BY, {Dimension.PERIOD: [of.period], Dimension.TENANT: [of.tenant]})
-
-
-async def _usage(connection: Connection, asked: _Asked) -> list[Amount]:
-    position, last = asked.sealed or (None, None)
-    page = await read_usage(connection, _question(asked.of), position, 0, MOST_LINES + 1, last)
-    return [_amount(asked.of.period, *row.dimensions.values(), units=row.units) for row in page.rows]
-
-
-def _amount(period: str, *names: str | None, units: int) -> Amount:
-    quota, charge_period, region, counted_as = map(str, names)
-    return Amount(_KINDS[counted_as == OVERAGE, charge_period != period], quota, charge_period, region, units)
-
-
-# (is overage, is late)
-_KINDS = {
-    (False, False): LineKind.USAGE,
-    (True, False): LineKind.OVERAGE,
-    (False, True): LineKind.LATE_USAGE,
-    (True, True): LineKind.LATE_OVERAGE,
-}
-
-
 async def _carried_over(connection: Connection, asked: _Asked) -> list[LimitInForce]:
     """Return what was carried over from the previous period, from the time of its close on."""
-    _, last = asked.sealed or (_NEVER, _NEVER)
+    _, last = asked.sealed or (NEVER, NEVER)
     period = asked.period
     return [
         LimitInForce(
@@ -166,34 +137,6 @@ async def _carried_over(connection: Connection, asked: _Asked) -> list[LimitInFo
         )
         for row in await connection.fetch(_CARRIED_OVER, *asked.of, last)
     ]
-
-
-async def _estimates(connection: Connection, asked: _Asked) -> list[Amount]:
-    position, last = asked.sealed or (_NEVER, _NEVER)
-    named = {"period": asked.of.period, "tenant": asked.of.tenant}
-    statement = _estimated().with_values(**named, position=position, last=last, count=MOST_LINES + 1)
-    rows = await connection.fetch(*statement)
-    return [Amount(LineKind(kind), *rest) for kind, *rest in rows]
-
-
-async def _adjustments(connection: Connection, asked: _Asked) -> list[Amount]:
-    """Return adjustments by the period in which they are booked, whatever period they are about."""
-    _, last = asked.sealed or (_NEVER, _NEVER)
-    rows = await connection.fetch(_ADJUSTMENTS, *asked.of, last, MOST_LINES + 1)
-    return [_adjusted(row) for row in rows]
-
-
-def _adjusted(row: asyncpg.Record) -> Amount:
-    adjustment = LineAdjustment(
-        id=row["id"],
-        quota_key=row["quota"],
-        units=row["units"],
-        document=row["document"],
-        reason=row["reason"],
-        approved_at=row["approved_at"],
-        path=f"/v1/adjustments/{row['id']}",
-    )
-    return adjusted(AdjustmentKind(row["kind"]), row["name"], row["period"], adjustment)
 
 
 # --- sources of a line ------------------------------------------------------------------------------------------------
@@ -250,7 +193,7 @@ async def _sources(
     names = asked.of.period, line.charge_period, line.region, line.quota, asked.of.tenant
     leases = await connection.fetch(_LEASES, *names)
     lanes = sorted({(row["epoch"], lane_of(row["quota"], row["lanes"])) for row in leases})
-    position, last = asked.sealed or (_NEVER, _NEVER)
+    position, last = asked.sealed or (NEVER, NEVER)
     statement = _sources_of(line.kind).with_values(
         **dict(zip(("period", "charge_period", "region", "quota", "tenant"), names, strict=True)),
         epochs=[epoch for epoch, _ in lanes],
@@ -275,7 +218,6 @@ def _shown(value: object) -> object:
 
 # --- the statements ---------------------------------------------------------------------------------------------------
 
-_NEVER = 2**63 - 1
 _NEWEST = "SELECT position FROM seal ORDER BY number DESC LIMIT 1"
 _AUDITED = "SELECT audit FROM seal WHERE position >= $1 ORDER BY number LIMIT 1"
 _HAS_TENANT = "SELECT EXISTS (SELECT FROM pool WHERE period = $1 AND tenant = $2)"
@@ -283,12 +225,6 @@ _HAS_TENANT = "SELECT EXISTS (SELECT FROM pool WHERE period = $1 AND tenant = $2
 _CARRIED_OVER = """
 SELECT quota, charge_period, units, movement_id, recorded_at FROM transfer JOIN pool USING (quota, period)
 WHERE period = $1 AND tenant = $2 AND src = 'carried_over_in' AND transfer.id <= $3 ORDER BY quota, transfer.id
-"""
-_ADJUSTMENTS = """
-SELECT adjustment.*, pool.name FROM adjustment JOIN pool ON (pool.quota, pool.period) = (adjustment.quota, booked_in)
-WHERE booked_in = $1 AND tenant = $2 AND EXISTS (
-    SELECT FROM transfer WHERE movement_id = adjustment.id AND transfer.period = booked_in AND transfer.id <= $3)
-ORDER BY adjustment.id LIMIT $4
 """
 _MOVEMENT = """
 SELECT 1 AS part, id AS number, region, epoch, lane, seq, NULL::bigint AS position, NULL AS body_hash, NULL AS head,
@@ -310,34 +246,12 @@ WHERE period = $1 AND charge_period = $2 AND correction.region = $3 AND name = $
 
 _PERIOD, _TENANT, _COUNT = parameter("period", Text), parameter("tenant", Text), parameter("count", BigInteger)
 _POSITION, _LAST = parameter("position", BigInteger), parameter("last", BigInteger)
-_IN_POOL = and_(pool.c.quota == transfer.c.quota, pool.c.period == transfer.c.period)
-_IN_REPORT = and_(report.c.epoch == transfer.c.epoch, report.c.lane == transfer.c.lane, report.c.seq == transfer.c.seq)
-_HAS_NO_REPORT = transfer.c.seq.is_(None)
-_IS_OVERAGE = func.coalesce(transfer.c.dimensions.bool_op("?")(constant("counted_as")), false())
-
-
-def _units_if(condition: ColumnElement[bool]) -> ColumnElement[int]:
-    return case((condition, transfer.c.units), else_=constant(0))
-
-
-# How many units of a transfer belong to each kind of line.
-_INCLUDED = _units_if(and_(transfer.c.dst == constant("consumed"), ~_IS_OVERAGE))
-_BEYOND = _units_if(and_(transfer.c.dst == constant("consumed"), _IS_OVERAGE))
-_UNITS_OF_KIND = {
-    LineKind.USAGE: _INCLUDED,
-    LineKind.OVERAGE: _BEYOND,
-    LineKind.LATE_USAGE: _INCLUDED,
-    LineKind.LATE_OVERAGE: _BEYOND,
-    LineKind.ESTIMATED: _units_if(transfer.c.dst == constant("estimated"))
-    - _units_if(transfer.c.src == constant("estimated")),
-    LineKind.REPLACED: -_units_if(transfer.c.cause == constant("replaces_estimate")),
-}
 
 
 @cache
 def _sources_of(kind: LineKind) -> query.CompiledStatement:
     """Select the reports that a line is from, with its units of each, and then the movements without a report."""
-    units = _UNITS_OF_KIND[kind]
+    units = UNITS_OF_KIND[kind]
     of_line = and_(
         transfer.c.period == _PERIOD,
         transfer.c.charge_period == parameter("charge_period", Text),
@@ -357,7 +271,7 @@ def _sources_of(kind: LineKind) -> query.CompiledStatement:
             *(null().label("movement_id"), func.sum(units).label("units")),
             *(func.count().label("transfers"), report.c.recorded_at),
         )
-        .select_from(its.join(report, in_lane).join(transfer, _IN_REPORT).join(pool, _IN_POOL))
+        .select_from(its.join(report, in_lane).join(transfer, IN_REPORT).join(pool, IN_POOL))
         .where(of_line, report.c.position <= _POSITION, tuple_(constant(0), report.c.position) > after)
         .group_by(transfer.c.region, *named, report.c.recorded_at)
     )
@@ -366,39 +280,7 @@ def _sources_of(kind: LineKind) -> query.CompiledStatement:
             *(constant(1), transfer.c.id, transfer.c.region, transfer.c.epoch, *(null() for _ in named[1:])),
             *(transfer.c.movement_id, units, constant(1), transfer.c.recorded_at),
         )
-        .join_from(transfer, pool, _IN_POOL)
-        .where(of_line, _HAS_NO_REPORT, transfer.c.id <= _LAST, tuple_(constant(1), transfer.c.id) > after)
+        .join_from(transfer, pool, IN_POOL)
+        .where(of_line, HAS_NO_REPORT, transfer.c.id <= _LAST, tuple_(constant(1), transfer.c.id) > after)
     )
     return compiled(union_all(of_reports, of_movements).order_by("part", "number").limit(_COUNT))
-
-
-@cache
-def _estimated() -> query.CompiledStatement:
-    """Select what was estimated and replaced by now, less what was moved since the position."""
-    key = (pool.c.name, lease.c.period.label("charge_period"), lease.c.region)
-    of_leases = (
-        select(constant("estimated").label("kind"), *key, lease.c.estimated.label("units"))
-        .join_from(pool, lease, and_(lease.c.quota == pool.c.quota, lease.c.period == pool.c.period))
-        .where(pool.c.period == _PERIOD, pool.c.tenant == _TENANT)
-    )
-    late = correction.c
-    of_corrections = [
-        select(constant(kind), pool.c.name, late.charge_period, late.region, units)
-        .join_from(pool, correction, and_(late.quota == pool.c.quota, late.period == pool.c.period))
-        .where(pool.c.period == _PERIOD, pool.c.tenant == _TENANT)
-        for kind, units in (("estimated", late.estimated), ("replaced", -late.replaced))
-    ]
-    moved_since = [
-        select(constant(kind.value), pool.c.name, transfer.c.charge_period, transfer.c.region, -_UNITS_OF_KIND[kind])
-        .select_from(moved.join(pool, _IN_POOL))
-        .where(transfer.c.period == _PERIOD, pool.c.tenant == _TENANT, is_since)
-        for kind in (LineKind.ESTIMATED, LineKind.REPLACED)
-        for moved, is_since in (
-            (report.join(transfer, _IN_REPORT), report.c.position > _POSITION),
-            (transfer, and_(_HAS_NO_REPORT, transfer.c.id > _LAST)),
-        )
-    ]
-    booked = union_all(of_leases, *of_corrections, *moved_since).subquery("booked").c
-    line = (booked.kind, booked.name, booked.charge_period, booked.region)
-    sums = select(*line, func.sum(booked.units)).group_by(*line).having(func.sum(booked.units) != constant(0))
-    return compiled(sums.order_by(*line).limit(_COUNT))

@@ -132,7 +132,7 @@ class UsageQuery(PageQuery):
     policy: Annotated[Several[Text], Field(description="Only these policies.", examples=["exports-per-tenant"])] = ()
     route_class: Annotated[Several[Text], Field(description="Only these route classes.", examples=["heavy"])] = ()
     api_key: Annotated[
-        Several[Text], Field(description="Only these API keys, by their hash.", examples=["9f86d081884c7d65"])
+        Several[Text], Field(description="Only these API keys, by their hash.", examples=["k_9f86d081884c7d65"])
     ] = ()
     period: Annotated[Several[Text], Field(description="Only what is billed in these.", examples=["2026-11"])] = ()
     degraded: Annotated[

@@ -10,27 +10,32 @@ from pydantic import Field
 
 from coordinator.http.conditions import strong_tag, unless_known
 from coordinator.limits.rules.history import LimitInForce, LimitKind
+from coordinator.tenants.operations import Tenant
 from coordinator.usage.rules.reconciliation import Reconciliation
-from coordinator.usage.rules.sheet import Cell, Sheet, csv_of, html_of
+from coordinator.usage.rules.sheet import Cell, Sheet, csv_file, html_of, xlsx_of
 from coordinator.usage.rules.statement import LineAdjustment, Statement, StatementLine
 from coordinator.usage.rules.trial_balance import TrialBalance
 from protocol.identifiers import parse_quota_key
 from protocol.limits.document import HARD, SOFT, Mode
 
 T = TypeVar("T")
+SHEET = "Leasehold"  # the name of the one table of a file
 
 
 class Shape(StrEnum):
     JSON = "json"
     CSV = "csv"
+    XLSX = "xlsx"
     HTML = "html"
 
 
-MEDIA = {Shape.JSON: "application/json", Shape.CSV: "text/csv", Shape.HTML: "text/html"}
+XLSX_MEDIA = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
+MEDIA = {Shape.JSON: "application/json", Shape.CSV: "text/csv", Shape.XLSX: XLSX_MEDIA, Shape.HTML: "text/html"}
 ShapeParameter = Annotated[
-    Shape, Field(alias="format", description="`csv` is for a spreadsheet, `html` for printing.", examples=["csv"])
+    Shape,
+    Field(alias="format", description="`csv` and `xlsx` are for a spreadsheet, `html` for printing.", examples=["csv"]),
 ]
-OTHER_MEDIA = ("text/csv", "text/html")  # besides JSON
+OTHER_MEDIA = ("text/csv", XLSX_MEDIA, "text/html")  # besides JSON
 _NOTHING_FROM_ELSEWHERE = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 
 
@@ -39,8 +44,8 @@ def shaped(
 ) -> Response:
     body = _body(shape, value, sheet_of)
     answer = Response(body, media_type=MEDIA[shape])
-    if shape is Shape.CSV:
-        answer.headers["Content-Disposition"] = f'attachment; filename="{name}.csv"'
+    if shape in (Shape.CSV, Shape.XLSX):
+        answer.headers["Content-Disposition"] = f'attachment; filename="{name}.{shape}"'
     if shape is Shape.HTML:
         answer.headers["Content-Security-Policy"] = _NOTHING_FROM_ELSEWHERE
     return unless_known(request, answer, strong_tag(body), is_immutable=is_immutable)
@@ -50,13 +55,27 @@ def _body(shape: Shape, value: T, sheet_of: Callable[[T], Sheet]) -> bytes:
     if shape is Shape.JSON:
         return msgspec.json.encode(value)
     sheet = sheet_of(value)
-    return (csv_of(sheet.in_one_table()) if shape is Shape.CSV else html_of(sheet)).encode()
+    if shape is Shape.CSV:
+        return csv_file(sheet.in_one_table())
+    return xlsx_of([(SHEET, sheet.in_one_table())]) if shape is Shape.XLSX else html_of(sheet).encode()
 
 
 # --- the sheets -------------------------------------------------------------------------------------------------------
 
 
-def statement_sheet(statement: Statement) -> Sheet:
+def external_ids_of(tenant: Tenant | None) -> str:
+    return ", ".join(f"{system}={id_}" for system, id_ in (tenant.external_ids if tenant else {}).items())
+
+
+def statement_sheet(statement: Statement, tenant: Tenant | None) -> Sheet:
+    of: dict[str, Cell] = {
+        "tenant": statement.tenant,
+        "name": tenant.name if tenant else None,
+        "external ids": external_ids_of(tenant),
+        "period": statement.period,
+        "as of": statement.as_of,
+        "is final": str(statement.is_final).lower(),
+    }
     facts: dict[str, Cell] = {
         "tenant": statement.tenant,
         "from": statement.starts_at,
@@ -72,7 +91,7 @@ def statement_sheet(statement: Statement) -> Sheet:
     rows = [(*_facts_of(each), *_of_adjustment(each.adjustment)) for each in statement.lines]
     limits = [_limit(each) for each in statement.limits]
     also = Sheet("Limits in force", {}, _OF_LIMITS, limits)
-    return Sheet(f"Statement {statement.period}: {statement.tenant}", facts, columns, rows, also)
+    return Sheet(f"Statement {statement.period}: {statement.tenant}", facts, columns, rows, also, of)
 
 
 # Limits get a column of their own, so that the sum of the column `units` stays what is billed.
@@ -116,7 +135,8 @@ def trial_balance_sheet(balance: TrialBalance) -> Sheet:
     facts: dict[str, Cell] = {"status": balance.status.value, "sources": balance.sources, "uses": balance.uses}
     columns = ("account", "transfers", "pools", "leases", "regions")
     rows = [(each.account, each.transfers, each.pools, each.leases, each.regions) for each in balance.accounts]
-    return Sheet(f"Trial balance {balance.period}", facts, columns, rows)
+    of: dict[str, Cell] = {"period": balance.period, "status": balance.status.value}
+    return Sheet(f"Trial balance {balance.period}", facts, columns, rows, of=of)
 
 
 _OF_REGION = ("granted", "consumed", "returned", "outstanding", "suspense", "written_off", "overage", "corrected")
@@ -141,4 +161,5 @@ def reconciliation_sheet(found: Reconciliation) -> Sheet:
         for quota in found.quotas
         for region in quota.regions
     ]
-    return Sheet(f"Reconciliation {found.period}", facts, columns, rows)
+    of: dict[str, Cell] = {"period": found.period, "status": found.status.value, "state": found.state}
+    return Sheet(f"Reconciliation {found.period}", facts, columns, rows, of=of)

@@ -1,6 +1,7 @@
 """HTTP: statements of what a tenant is billed for, and the reports that each line was booked from."""
 
 import re
+from collections.abc import Awaitable
 from datetime import datetime
 from typing import Annotated, NoReturn, TypeVar
 
@@ -11,12 +12,15 @@ from pydantic import Field
 from coordinator.access.auth import RequireScope
 from coordinator.access.authenticate import Caller
 from coordinator.access.idempotency import IdempotentRoute
+from coordinator.database.connection import Connection
 from coordinator.http.conditions import IfNoneMatch
 from coordinator.http.pagination import NOT_A_CURSOR, Page, PageLinks, PageQuery
-from coordinator.http.parameters import Text, WholeNumber
+from coordinator.http.parameters import Flag, Text, WholeNumber
 from coordinator.state import Coordinator, CoordinatorDep
+from coordinator.tenants.operations import Tenant, read_tenant
+from coordinator.usage.list_statements import ListedStatement, list_statements
 from coordinator.usage.read_statement import LineSource, NoStatement, read_sources, read_statement
-from coordinator.usage.routes import AsOf
+from coordinator.usage.routes import AsOf, PathPeriod
 from coordinator.usage.rules.statement import Statement, StatementId, StatementLine, parse_statement_id
 from coordinator.usage.sheets import OTHER_MEDIA, Shape, ShapeParameter, shaped, statement_sheet
 from web.bodies import reply
@@ -47,6 +51,14 @@ class StatementQuery(QueryModel):
     shape: ShapeParameter = Shape.JSON
 
 
+class StatementListQuery(PageQuery):
+    as_of: AsOf = None
+    page_size: Annotated[
+        WholeNumber, Field(ge=1, le=1_000, description="How many tenants a page covers at most.", examples=[100])
+    ] = 1_000
+    lines: Annotated[Flag, Field(description="Include the lines of each statement.", examples=[True])] = False
+
+
 class TenantStatementQuery(StatementQuery):
     tenant: Annotated[Text, Field(description="Whose statement.", examples=["acme"])]
 
@@ -69,6 +81,38 @@ class SourceList(Struct, frozen=True):
     line: StatementLine
     data: list[LineSource]
     page: PageLinks
+
+
+class StatementList(Struct, frozen=True):
+    """Statements by tenant, all as of the position of the first page."""
+
+    data: list[ListedStatement]
+    is_final: bool
+    as_of: int
+    page: PageLinks
+
+
+@router.get("/v1/periods/{period}/statements", **described(answers={200: StatementList, 404: None}))
+async def list_statements_of_period(
+    period: PathPeriod, coordinator: CoordinatorDep, _: Reader, query: Annotated[StatementListQuery, Query()]
+) -> Response:
+    """Return who is billed in a period, how much, and whether it is final.
+
+    A tenant is listed if its statement has lines. A page may have fewer tenants than were asked for.
+    """
+    page = query.page_of(period, query.as_of, query.lines)
+    as_of = page.cursor.as_of if page.cursor.after is not None else query.as_of
+    as_of = None if page.cursor.skip else as_of  # the first page was final
+    found = await coordinator.database.run(
+        lambda c: list_statements(c, period, as_of, page.after(str) or "", page.size, with_lines=query.lines),
+        snapshot=True,
+    )
+    if isinstance(found, NoStatement):
+        _refuse(found, of_many=True)
+    following = None
+    if found.last is not None:
+        following = page.next(after=found.last, as_of=found.as_of, skip=int(found.is_final))
+    return reply(StatementList(found.statements, found.is_final, found.as_of, PageLinks(following)))
 
 
 _STATEMENT = described(answers={200: Statement, 304: None, 404: None}, also=OTHER_MEDIA)
@@ -109,11 +153,19 @@ async def get_statement(
 async def _statement(
     request: Request, coordinator: Coordinator, of: StatementId, as_of: int | datetime | None, shape: Shape
 ) -> Response:
-    found = await coordinator.database.run(lambda c: read_statement(c, of, as_of), snapshot=True)
+    found, registered = await coordinator.database.run(
+        lambda c: _with_tenant(read_statement(c, of, as_of), c, of.tenant), snapshot=True
+    )
     if isinstance(found, NoStatement):
         _refuse(found)
     name = re.sub(r"[^\w.-]", "_", f"statement-{of.period}-{of.tenant}", flags=re.ASCII)[:100]
-    return shaped(request, shape, found, statement_sheet, name, is_immutable=found.is_final)
+    is_immutable = found.is_final and shape is Shape.JSON  # all others name the tenant, and names change
+    sheet = statement_sheet(found, registered)
+    return shaped(request, shape, found, lambda _: sheet, name, is_immutable=is_immutable)
+
+
+async def _with_tenant(reading: Awaitable[T], connection: Connection, tenant: str) -> tuple[T, Tenant | None]:
+    return await reading, await read_tenant(connection, tenant)
 
 
 @router.get("/v1/statements/{statement}/lines/{n}/reports", **described(answers={200: SourceList, 404: None}))
@@ -147,7 +199,9 @@ def found_line(found: T | NoStatement | None) -> T:
 _WRONG = {NoStatement.NOT_SEALED: ("as_of", "sealed"), NoStatement.TOO_LONG: ("tenant", "at_most")}
 
 
-def _refuse(why: NoStatement) -> NoReturn:
+def _refuse(why: NoStatement, *, of_many: bool = False) -> NoReturn:
     if why not in _WRONG:
         raise Problem("not-found", why)
+    if of_many and why is NoStatement.TOO_LONG:
+        raise refused("page_size", "at_most", "These statements have too many lines for a page. Ask for fewer.")
     raise refused(*_WRONG[why], why)

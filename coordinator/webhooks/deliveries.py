@@ -5,9 +5,9 @@ before it sends anything. If it dies before it has recorded a result, the delive
 delivered twice, and is never lost.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -16,7 +16,8 @@ import msgspec
 from coordinator.access.audit import record
 from coordinator.access.rules.audit import Action, Actor
 from coordinator.database.connection import Connection
-from coordinator.webhooks.rules import EventKind, is_dead, retry_delay
+from coordinator.tenants.operations import Tenant, read_tenants_by_id
+from coordinator.webhooks.rules import EventKind, is_dead, retry_delay, tenant_of
 
 TAKEN_FOR = timedelta(seconds=60)
 KEPT_FOR = timedelta(days=40)  # longer than any period, in which a threshold has one event
@@ -58,17 +59,39 @@ class WebhookDelivery(msgspec.Struct, frozen=True):
 async def take_due_deliveries(connection: Connection, now: datetime, at_most: int) -> list[DueDelivery]:
     """Take up to `at_most` due deliveries of webhooks that are not paused, each for TAKEN_FOR."""
     rows = await connection.fetch(_TAKE, now, now + TAKEN_FOR, at_most)
-    return [_due(row, now) for row in rows]
+    data = [msgspec.json.decode(row["data"], type=dict[str, Any]) for row in rows]
+    tenants = list(map(tenant_of, data))
+    registered = await read_tenants_by_id(connection, {each for each in tenants if each is not None})
+    return [
+        _due(row, now, each, EventTenant.of(tenant, registered))
+        for row, each, tenant in zip(rows, data, tenants, strict=True)
+    ]
 
 
-def _due(row: asyncpg.Record, now: datetime) -> DueDelivery:
+class EventTenant(msgspec.Struct, frozen=True):
+    """The tenant that an event is about, with what is registered of it now."""
+
+    id: str
+    name: str | None
+    external_ids: dict[str, str]
+
+    @classmethod
+    def of(cls, tenant: str | None, registered: Mapping[str, Tenant]) -> "EventTenant | None":
+        if tenant is None:
+            return None
+        found = registered.get(tenant)
+        return cls(tenant, found.name if found else None, found.external_ids if found else {})
+
+
+def _due(row: asyncpg.Record, now: datetime, data: dict[str, Any], tenant: EventTenant | None) -> DueDelivery:
     previous = row["previous_secret"] if row["previous_until"] and now < row["previous_until"] else None
     body = {
         "id": row["event"],
         "kind": row["kind"],
         "installation": row["installation"],
         "occurred_at": row["occurred_at"],
-        "data": msgspec.json.decode(row["data"]),
+        "tenant": tenant,
+        "data": data,
     }
     secrets = [row["secret"], *([previous] if previous else [])]
     return DueDelivery(row["event"], row["webhook"], row["url"], secrets, msgspec.json.encode(body), row["attempts"])

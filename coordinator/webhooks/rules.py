@@ -9,17 +9,18 @@ exponential back-off until it is a dead letter; 410 makes it one at once. Delive
 import hashlib
 import hmac
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from ipaddress import ip_address
 from secrets import token_bytes
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from uuid import UUID, uuid4, uuid5
 
 from coordinator.exchange.rules.balances import Account, Key, Lease, Pool
 from coordinator.exchange.rules.posting import Entry
+from protocol.identifiers import parse_quota_key
 from protocol.limits.document import Portion
 
 
@@ -44,6 +45,14 @@ _EVENTS = UUID("0d3c3d0e-52a5-4f0b-9f0e-7765626f6f6b")
 def event(kind: EventKind, data: dict[str, object], *once_for: object) -> Event:
     """Make an event. With `once_for` its id follows from these values, so that equal events are one."""
     return Event(uuid5(_EVENTS, "/".join(map(str, (kind, *once_for)))) if once_for else uuid4(), kind, data)
+
+
+def tenant_of(data: Mapping[str, Any]) -> str | None:
+    """Return the tenant of the quota key that an event is about, or None if it is about none."""
+    try:
+        return parse_quota_key(str(data.get("quota")))[1].get("tenant")
+    except ValueError:
+        return None
 
 
 def suspense_events(entries: Sequence[Entry]) -> list[Event]:

@@ -218,9 +218,9 @@ def pair(text: str, example: str) -> tuple[str, str]:
 
 
 def print_csv(rows: Iterable[Sequence[Any]]) -> None:
-    from coordinator.usage.rules.sheet import csv_of
+    from coordinator.usage.rules.sheet import csv_file
 
-    typer.echo(csv_of(rows), nl=False)
+    typer.echo(csv_file(rows), nl=False)
 
 
 def read_input(file: Path) -> bytes:

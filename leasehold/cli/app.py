@@ -2,9 +2,12 @@
 
 import typer
 
-from leasehold.cli import limits, regions, services, up, usage, verify
-from leasehold.cli.accounting import adjustment, period
+from leasehold.cli import limits, regions, services, up, verify
 from leasehold.cli.customers import block, override, subscription
+from leasehold.cli.finance import usage
+from leasehold.cli.finance.accounting import adjustment, period
+from leasehold.cli.finance.statements import statement
+from leasehold.cli.finance.tenants import tenant
 from leasehold.cli.limits import quota
 from leasehold.cli.rebalance import rebalance
 from leasehold.cli.regions import region
@@ -28,6 +31,8 @@ app.add_typer(override, name="override")
 app.add_typer(block, name="block")
 app.add_typer(region, name="region")
 app.add_typer(rebalance, name="rebalance")
+app.add_typer(tenant, name="tenant")
+app.add_typer(statement, name="statement")
 app.add_typer(period, name="period")
 app.add_typer(adjustment, name="adjustment")
 app.add_typer(webhook, name="webhook")

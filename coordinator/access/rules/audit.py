@@ -10,6 +10,8 @@ class Action(StrEnum):
     LIMITS_APPLIED = "limits.applied"
     SUBSCRIPTION_PUT = "subscription.put"
     SUBSCRIPTION_DELETED = "subscription.deleted"
+    TENANT_PUT = "tenant.put"
+    TENANT_DELETED = "tenant.deleted"
     OVERRIDE_ADDED = "override.added"
     OVERRIDE_DELETED = "override.deleted"
     BLOCK_PUT = "block.put"

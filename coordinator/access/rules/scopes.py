@@ -11,6 +11,7 @@ from protocol.identifiers import is_region
 SCOPES = (
     "quota:read",
     "quota:write",
+    "tenant:write",
     "alloc:write",
     "usage:read",
     "adjust:propose",

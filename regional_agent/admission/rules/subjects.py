@@ -16,6 +16,7 @@ Subject = Mapping[str, str]
 
 NO_CLASS = "*"  # of a route that belongs to none
 NO_PLAN = ""  # of a tenant that is on none
+KEY_PREFIX = "k_"  # so that a spreadsheet takes no hash for a number
 KEY_DIGITS = 16  # of the SHA-256 of an API key: enough to tell a company's keys apart
 _encoder = msgspec.json.Encoder(order="sorted")
 _SUBJECT_FIELD = {"ip_prefix": "ip"}  # where a key's field is read from another one of the subject
@@ -72,10 +73,11 @@ def usage_dimensions(policy: str, usage_by: Collection[str], subject: Subject, r
     An API key appears as a hash only: its owner can find its usage, and no reader can find the key.
     """
     dimensions = {"policy": policy}
-    if "route_class" in usage_by and route_class != NO_CLASS:
+    if "route_class" in usage_by:
         dimensions["route_class"] = route_class
     if "api_key" in usage_by and "api_key" in subject:
-        dimensions["api_key"] = hashlib.sha256(subject["api_key"].encode()).hexdigest()[:KEY_DIGITS]
+        digest = hashlib.sha256(subject["api_key"].encode()).hexdigest()
+        dimensions["api_key"] = KEY_PREFIX + digest[:KEY_DIGITS]
     return _encoder.encode(dimensions).decode()
 
 

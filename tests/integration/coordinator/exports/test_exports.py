@@ -1,9 +1,7 @@
 """Exports are counted and hashed, and have the same bytes whenever and by whichever coordinator they are read."""
 
 import asyncio
-import csv
 import hashlib
-import io
 import json
 import os
 import tracemalloc
@@ -25,6 +23,7 @@ from coordinator.exports.rules import ExportFormat
 from tests.conftest import restricted
 from tests.integration.coordinator.admin_harness import AdminHarness, Region, Used, problem, sealed
 from tests.integration.coordinator.fixtures import NOON, StandingClock, connected, put_off
+from tests.integration.coordinator.spreadsheets import csv_rows
 from tests.integration.coordinator.usage.test_statements import DAY, MAILS, at, close, region
 
 __all__ = ["region"]
@@ -67,7 +66,7 @@ async def test_an_export_has_every_line_with_its_report(
     answer = await data(finance, manifest)
     assert answer.headers["Content-Type"] == "text/csv; charset=utf-8"
     assert (len(answer.content), hashlib.sha256(answer.content).hexdigest()) == (manifest["bytes"], manifest["sha256"])
-    head, *rows = csv.reader(io.StringIO(answer.text))
+    head, *rows = csv_rows(answer.content)
     assert (head, len(rows)) == (manifest["columns"], manifest["rows"])
     booked = await admin_harness.owner.fetch(
         "SELECT * FROM transfer WHERE period = $1 AND dst = 'consumed' ORDER BY id", DAY

@@ -1,7 +1,6 @@
 """Parquet exports are made by a job, are readable at every coordinator, equal the CSV with types, and expire."""
 
 import asyncio
-import csv
 import hashlib
 import io
 import sys
@@ -32,6 +31,7 @@ from tests.conftest import restricted
 from tests.integration.coordinator.admin_harness import AdminHarness, Region, problem
 from tests.integration.coordinator.exports.test_exports import LINES, data, exported, large, text
 from tests.integration.coordinator.fixtures import NOON, StandingClock, connected, put_off
+from tests.integration.coordinator.spreadsheets import csv_rows
 from tests.integration.coordinator.usage.test_statements import DAY, region
 
 __all__ = ["large", "region"]
@@ -62,7 +62,7 @@ async def test_a_parquet_export_is_the_csv_with_types(
     assert answer.headers["Content-Type"] == "application/vnd.apache.parquet"
     assert (len(answer.content), hashlib.sha256(answer.content).hexdigest()) == (manifest["bytes"], manifest["sha256"])
     in_text = await exported(finance, period=DAY)
-    head, *rows = csv.reader(io.StringIO((await data(finance, in_text)).text))
+    head, *rows = csv_rows((await data(finance, in_text)).content)
     table = table_of(answer.content)
     assert (table.column_names, as_csv(table)) == (head, rows)
     assert manifest["rows"] == manifest["rows_expected"] == in_text["rows"] == len(rows)

@@ -1,9 +1,7 @@
 """`leasehold usage`, `statement` and `export` work for finance, and so does the guide to closing a month."""
 
 import asyncio
-import csv
 import hashlib
-import io
 import json
 import re
 import shlex
@@ -20,6 +18,7 @@ from coordinator.access.issue_token import issue_token
 from leasehold.cli.app import app
 from tests.integration.coordinator.admin_harness import AdminHarness, Region, sealed
 from tests.integration.coordinator.fixtures import served
+from tests.integration.coordinator.spreadsheets import csv_rows
 from tests.integration.coordinator.usage.test_statements import DAY, MAILS, at, region
 
 __all__ = ["region"]
@@ -56,7 +55,7 @@ async def test_usage_is_a_table_json_or_csv(typed: Typed) -> None:
     assert "regions hold 7 units more whose use they have not reported yet" in table.stderr
     found = json.loads(await said(typed, *asked, "--granularity", "PT1H", "--zeros", "--json"))
     assert [row["units"] for row in found["data"]] == [0] * 9 + [4, 6] + [0] * 13
-    _, row = csv.reader(io.StringIO(await said(typed, *asked, "--csv")))
+    _, row = csv_rows((await said(typed, *asked, "--csv")).encode())
     assert row == ["2026-11-18T00:00:00Z", "2026-11-19T00:00:00Z", "acme", "mails", "10"]
     assert "the ledger has no such tenant" in (await typed("usage", "--only", "tenant=nobody")).stderr
     for wrong, sentence in (
@@ -68,7 +67,7 @@ async def test_usage_is_a_table_json_or_csv(typed: Typed) -> None:
 
 
 async def test_a_statement_is_shown_and_followed_to_its_reports(typed: Typed) -> None:
-    asked = ("statement", DAY, "--tenant", "acme")
+    asked = ("statement", "show", DAY, "--tenant", "acme")
     table = (await said(typed, *asked)).splitlines()
     assert table[1].split() == ["1", "usage", "mails", DAY, "eu-west", "10"]
     assert table[-1].startswith("billed: 10 units; as of position ")
@@ -76,9 +75,11 @@ async def test_a_statement_is_shown_and_followed_to_its_reports(typed: Typed) ->
     sources = json.loads(await said(typed, *asked, "--line", "1", "--json"))
     assert sum(each["units"] for each in sources) == found["billed"]
     assert sources[0]["body_hash"] in await said(typed, *asked, "--line", "1")
-    assert (await said(typed, *asked, "--csv")).startswith("line,kind,quota")
+    assert (await said(typed, *asked, "--csv")).startswith(
+        "\ufefftenant,name,external ids,period,as of,is final,line,kind,quota"
+    )
     assert (await said(typed, *asked, "--html")).startswith("<!doctype html>")
-    assert (await typed("statement", DAY, "--tenant", "nobody")).exit_code == 1
+    assert (await typed("statement", "show", DAY, "--tenant", "nobody")).exit_code == 1
 
 
 async def test_an_export_is_the_file_of_its_manifest(typed: Typed, tmp_path: Path) -> None:
@@ -114,7 +115,7 @@ async def test_the_guide_closes_a_period(
         said_of = {" ".join(step[:2]): await said(typed, *step) for step in steps()}
     finally:
         moving.cancel()
-    assert len(steps()) == 9
+    assert len(steps()) == 11
     assert f"{DAY} is closed" in said_of["period close"]
     assert "intact" in said_of["verify"]
     assert (tmp_path / f"usage-{DAY}.csv").read_text().count("\n") == 3

@@ -1,7 +1,5 @@
 """Statements list what is billed in lines that lead to their reports, and never change for a reader."""
 
-import csv
-import io
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from typing import Any
@@ -22,6 +20,7 @@ from tests.integration.coordinator.admin_harness import (
     problem,
     sealed,
 )
+from tests.integration.coordinator.spreadsheets import csv_rows
 
 pytestmark = pytest.mark.anyio
 
@@ -211,9 +210,12 @@ async def test_a_statement_is_a_spreadsheet_and_a_printable_page(
     sheet = await finance.get(f"{path}csv")
     assert sheet.headers["Content-Type"].startswith("text/csv")
     assert "attachment" in sheet.headers["Content-Disposition"]
-    head, row, limit = csv.reader(io.StringIO(sheet.text))
-    assert head[:9] == ["line", "kind", "quota", "used in", "region", "units", "adjusted", "document", "reason"]
-    assert head[9:] == ["limit", "of", "beyond it", "from", "to", "plan"]
+    head, row, limit = csv_rows(sheet.content)
+    assert head[:6] == ["tenant", "name", "external ids", "period", "as of", "is final"]
+    assert head[6:15] == ["line", "kind", "quota", "used in", "region", "units", "adjusted", "document", "reason"]
+    assert head[15:] == ["limit", "of", "beyond it", "from", "to", "plan"]
+    assert row[:6] == limit[:6] == [tenant, "", "", DAY, row[4], "false"]
+    row, limit = row[6:], limit[6:]
     assert row == ["1", "usage", "mails", DAY, "eu-west", "4", *[""] * 9]
     quota_key = "mails:tenant=%3DHYPERLINK%28%22x%22%29%3Cscript%3E"
     began = f"{admin_harness.clock.now() - timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ}"
@@ -245,10 +247,11 @@ async def test_a_statement_is_a_spreadsheet_and_a_printable_page(
 async def test_the_trial_balance_is_a_spreadsheet_too(finance: httpx.AsyncClient) -> None:
     for name, first in {"trial-balance": "account", "reconciliation": "quota"}.items():
         found = (await finance.get(f"/v1/periods/{DAY}/{name}")).json()
-        rows = list(csv.reader(io.StringIO((await finance.get(f"/v1/periods/{DAY}/{name}?format=csv")).text)))
-        assert rows[0][0] == first
+        rows = csv_rows((await finance.get(f"/v1/periods/{DAY}/{name}?format=csv")).content)
+        joined = rows[0].index(first)
+        assert {row[0] for row in rows[1:]} == {DAY}
         page = Page((await finance.get(f"/v1/periods/{DAY}/{name}?format=html")).text)
-        assert page.cells == [cell for row in rows[1:] for cell in row if cell]
+        assert page.cells == [cell for row in rows[1:] for cell in row[joined:] if cell]
         assert len(rows) - 1 == len(found["accounts"] if name == "trial-balance" else found["quotas"])
 
 

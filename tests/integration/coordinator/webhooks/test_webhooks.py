@@ -128,10 +128,12 @@ async def test_an_event_is_delivered_signed_and_once(
     admin_harness: AdminHarness, outbox: Database, admin: httpx.AsyncClient, people: People, receiver: Receiver
 ) -> None:
     made = await registered(admin, receiver.url)
+    await admin.put("/v1/tenants/acme", json={"name": "Acme GmbH", "external_ids": {"stripe": "cus_7"}})
     approved = await people.adjusted()
     assert await told(admin_harness, outbox) == 1
     assert await told(admin_harness, outbox) == 0
     (body,) = receiver.bodies
+    assert body["tenant"] == {"id": "acme", "name": "Acme GmbH", "external_ids": {"stripe": "cus_7"}}
     assert (body["kind"], body["data"]["id"], body["id"]) == ("adjustment.approved", approved["id"], receiver.ids[0])
     assert "secret" not in (await admin.get(f"/v1/webhooks/{made['id']}")).json()
     assert is_genuine(made["secret"], *receiver.heard[0], admin_harness.clock.time)

@@ -80,9 +80,9 @@ def test_usage_is_itemized_by_the_dimensions_of_the_policy() -> None:
     heavy = {"route": "/v1/exports/7", "api_key": "ak_7"}
     assert told_of([], **heavy) == '{"policy":"export"}'
     assert told_of(["route_class"], **heavy) == '{"policy":"export","route_class":"heavy"}'
-    assert told_of(["route_class"], route="/v1/other") == '{"policy":"export"}'
-    # printf %s ak_7 | sha256sum | cut -c1-16
-    hashed = '{"api_key":"fe9e693676910154","policy":"export"'
+    assert told_of(["route_class"], route="/v1/other") == '{"policy":"export","route_class":"*"}'
+    # printf %s ak_7 | sha256sum | cut -c1-16, with the prefix
+    hashed = '{"api_key":"k_fe9e693676910154","policy":"export"'
     assert told_of(["api_key"], **heavy) == hashed + "}"
     assert told_of(["route_class", "api_key"], **heavy) == hashed + ',"route_class":"heavy"}'
     assert told_of(["api_key"], route="/v1/exports/7") == '{"policy":"export"}'

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from leasehold.cli.api import Cli, Column, answer, api_command, fields, segment
+from leasehold.cli.finance.usage import Period
 from leasehold.cli.output import warn
-from leasehold.cli.usage import Period
 from protocol.counting import counted
 
 period = typer.Typer(no_args_is_help=True, help="Look at the periods of the ledger, and close one that has ended.")

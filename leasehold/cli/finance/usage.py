@@ -1,14 +1,13 @@
-"""`leasehold usage`, `statement` and `export`: what was used, what a tenant pays for, and usage lines as a file."""
+"""`leasehold usage` and `export`: what was used, and usage lines as a file."""
 
 import hashlib
-import re
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from leasehold.cli.api import Cli, Column, answer, api_command, fields, pair, print_csv, segment
+from leasehold.cli.api import Cli, answer, api_command, fields, pair, print_csv
 from leasehold.cli.output import fail, warn
 from protocol.counting import counted
 
@@ -80,60 +79,6 @@ def _warn_about(coverage: dict[str, Any]) -> None:
         warn("the ledger has no such tenant, quota, policy or region")
     elif coverage["unaccounted"]:
         warn(f"regions hold {counted(coverage['unaccounted'], 'unit')} more whose use they have not reported yet")
-
-
-# --- statements -------------------------------------------------------------------------------------------------------
-
-LINE: dict[str, Column] = {
-    **fields("n", "kind", "quota", "charge_period", "region", "units"),
-    "document": lambda line: (line["adjustment"] or {}).get("document", ""),
-}
-LIMIT: dict[str, Column] = {
-    **fields("quota_key", "kind", "units", "mode", "cap"),
-    "from": lambda limit: _to_the_second(limit["from"]),
-    "to": lambda limit: _to_the_second(limit["to"]),
-    **fields("plan", "reason", "document"),
-}
-REPORT = fields("position", "region", "epoch", "lane", "seq", "units", "body_hash", "movement_id")
-
-
-@api_command(commands, scope="usage:read")
-def statement(
-    cli: Cli,
-    period: Period,
-    tenant: Annotated[str, typer.Option("--tenant", "-t", help="The tenant.")],
-    line: Annotated[
-        int | None, typer.Option("--line", help="Print the reports behind this line instead of the statement.")
-    ] = None,
-    as_of: AsOf = None,
-    as_csv: Csv = False,
-    as_html: Annotated[bool, typer.Option("--html", help="Print a page that can be put on paper.")] = False,
-) -> None:
-    """Print what a tenant is billed for, and the limits that were in force. It is final once the period is closed."""
-    path = f"/v1/periods/{segment(period)}/statement"
-    if as_csv or as_html:
-        params = {"tenant": tenant, "format": "csv" if as_csv else "html"} | ({"as_of": as_of} if as_of else {})
-        response = cli.client.get(path, params=params)
-        if not response.is_success:
-            answer(response)
-        typer.echo(response.text, nl=False)
-        return
-    found = cli.get(path, tenant=tenant, as_of=as_of)
-    if line is not None:
-        at = None if found["is_final"] else found["as_of"]
-        cli.render(cli.get_all(f"/v1/statements/{found['id']}/lines/{line}/reports", as_of=at), REPORT)
-        return
-    if cli.as_json:
-        cli.print_json(found)
-        return
-    cli.render(found["lines"], LINE)
-    cli.render(found["limits"], LIMIT)
-    state = "final" if found["is_final"] else f"as of position {found['as_of']}, not final"
-    typer.echo(f"billed: {counted(found['billed'], 'unit')}; {state}; not accounted for yet: {found['unaccounted']}")
-
-
-def _to_the_second(moment: str | None) -> str | None:
-    return moment and re.sub(r"\.\d+Z$", "Z", moment)
 
 
 # --- exports ----------------------------------------------------------------------------------------------------------

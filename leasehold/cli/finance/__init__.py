@@ -1,0 +1,1 @@
+"""Commands for finance: usage, statements, tenants, periods and adjustments."""
