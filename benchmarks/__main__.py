@@ -5,6 +5,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
+from functools import partial
 
 import structlog
 import uvloop
@@ -29,6 +30,7 @@ BENCHMARKS: Mapping[str, Run] = {
     "keys": keys.run,
     "peers": peers.run,
 }
+ONLY_HELP = f"they are printed and not written ({', '.join((*peers.SECTIONS, *peers.KINDS_OF_KEYS))})"
 ON_UVLOOP = {"allocation-wan", "coordinator"}  # the load is many connections; what is measured runs in this process
 PINNED = {"agent", "failures", "peers"}  # to cores of their own, where there are two
 
@@ -39,6 +41,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=FEWEST_TURNS, help=f"turns of each row, at least {FEWEST_TURNS}")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a turn")
     parser.add_argument("--port", type=int, default=26400, help="the first port of the local stack")
+    parser.add_argument("--only", default="", metavar="PARTS", help=f"of `peers`, some parts; {ONLY_HELP}")
     chosen = parser.parse_args()
     if unknown := set(chosen.names) - set(BENCHMARKS):
         parser.error(f"there is no benchmark {sorted(unknown)[0]!r}; there are: {', '.join(BENCHMARKS)}")
@@ -48,11 +51,14 @@ def main() -> None:
         how["pinned"] = name in PINNED and can_be_pinned()
         try:
             run = uvloop.run if name in ON_UVLOOP else asyncio.run
-            tables = run(BENCHMARKS[name](chosen.repeats, chosen.seconds, chosen.port))
+            benchmark = partial(peers.run, only=chosen.only) if name == "peers" else BENCHMARKS[name]
+            tables = run(benchmark(chosen.repeats, chosen.seconds, chosen.port))
         except RefusedError as error:
             raise SystemExit(f"{name}: {error}") from None
         for about, rows in tables.items():
             show(about, rows)
+        if chosen.only:
+            continue
         path = write(name, tables, how)
         publish(name, tables, how)
         print(f"written to {path.relative_to(path.parents[2])}")

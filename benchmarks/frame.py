@@ -34,6 +34,8 @@ class Load(NamedTuple):
     p99_us: float
     refused: int  # answers that were not the one that is measured, such as a 503 on a machine that is too busy
     store_calls: float | None = None  # for each decision, where somebody counted them
+    cpu_us: float | None = None  # processor time of what is measured, for each decision
+    store_cpu_us: float | None = None  # the same of its store
 
 
 Turn = Callable[[], Awaitable[Load]]
@@ -54,6 +56,8 @@ class Row:
     refused: int  # in all turns
     of_reference: float  # its throughput, as a part of the reference's
     store_calls: float | None = None  # for each decision
+    cpu_us: Figure | None = None  # for each decision, of what is measured and of its store
+    store_cpu_us: Figure | None = None
 
 
 def figure(samples: Sequence[float], digits: int = 1) -> Figure:
@@ -62,10 +66,24 @@ def figure(samples: Sequence[float], digits: int = 1) -> Figure:
 
 def row(name: str, loads: Sequence[Load], reference: Sequence[Load]) -> Row:
     own, others = (statistics.median(load.per_second for load in each) for each in (loads, reference))
-    speed, p50_us, p99_us, refused, store_calls = zip(*loads, strict=True)
-    counted = [each for each in store_calls if each is not None]
-    calls = round(statistics.median(counted), 4) if counted else None
-    return Row(name, figure(speed), figure(p50_us), figure(p99_us), sum(refused), round(own / others, 3), calls)
+    speed, p50_us, p99_us, refused, store_calls, cpu_us, store_cpu_us = zip(*loads, strict=True)
+    calls = [each for each in store_calls if each is not None]
+    return Row(
+        name,
+        figure(speed),
+        figure(p50_us),
+        figure(p99_us),
+        sum(refused),
+        round(own / others, 3),
+        round(statistics.median(calls), 4) if calls else None,
+        _figure_of_known(cpu_us),
+        _figure_of_known(store_cpu_us),
+    )
+
+
+def _figure_of_known(samples: Sequence[float | None]) -> Figure | None:
+    known = [each for each in samples if each is not None]
+    return figure(known) if known else None
 
 
 @dataclass(frozen=True)
@@ -94,10 +112,10 @@ class Case:
 Lines = Sequence[Row] | Sequence[Fact] | Sequence[Case]
 
 
-async def compare(turns: Mapping[str, Turn], repeats: int) -> list[Row]:
+async def compare(turns: Mapping[str, Turn], repeats: int, fewest: int = FEWEST_TURNS) -> list[Row]:
     """The first of the turns is the reference. One round is not counted: it warms everything up."""
     loads: dict[str, list[Load]] = {name: [] for name in turns}
-    for round_ in range(max(repeats, FEWEST_TURNS) + 1):
+    for round_ in range(max(repeats, fewest) + 1):
         for name, turn in turns.items():
             load = await turn()
             if round_ > 0:
@@ -188,15 +206,23 @@ def cells(lines: Lines) -> tuple[list[str], list[list[str]]]:
     if isinstance(lines[0], Case):
         return list(lines[0].columns), [_of_case(each) for each in lines if isinstance(each, Case)]
     rows = [each for each in lines if isinstance(each, Row)]
-    counted = any(each.store_calls is not None for each in rows)
-    headings = ["a second", "between", "p50 µs", "p99 µs", "refused", "ratio", *(["store calls"] if counted else [])]
-    return headings, [_of_row(each)[: len(headings) + 1] for each in rows]
+    shown = {name: text for name, text in _WHERE_COUNTED.items() if any(text(each) for each in rows)}
+    headings = ["a second", "between", "p50 µs", "p99 µs", "refused", "ratio", *shown]
+    return headings, [[*_of_row(each), *(text(each) for text in shown.values())] for each in rows]
+
+
+# Columns of tables in which at least one row has them.
+_WHERE_COUNTED: Mapping[str, Callable[[Row], str]] = {
+    "store calls": lambda row: "" if row.store_calls is None else f"{row.store_calls:.4f}",
+    "CPU µs": lambda row: "" if row.cpu_us is None else f"{row.cpu_us.median:,.1f}",
+    "store's CPU µs": lambda row: "" if row.store_cpu_us is None else f"{row.store_cpu_us.median:,.1f}",
+}
 
 
 def _of_row(row: Row) -> list[str]:
-    speed, calls = row.per_second, row.store_calls
+    speed = row.per_second
     latencies = [f"{row.p50_us.median:,.0f}", f"{row.p99_us.median:,.0f}"]
-    rest = [str(row.refused), f"{row.of_reference:.3f}", "" if calls is None else f"{calls:.4f}"]
+    rest = [str(row.refused), f"{row.of_reference:.3f}"]
     return [row.name, f"{speed.median:,.0f}", f"{speed.lowest:,.0f} to {speed.highest:,.0f}", *latencies, *rest]
 
 

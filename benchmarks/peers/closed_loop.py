@@ -1,34 +1,51 @@
-"""A closed loop of callers, each of which sends a request when it has its reply; prints the figures."""
+"""A closed loop of callers in a process that limits itself: one measurement for each line of standard input.
+
+A line such as `{"keys": 100000, "first": 0, "seconds": 2, "callers": 64}` is answered with one line of figures.
+"""
 
 import asyncio
 import gc
 import json
-import os
+import random
 import statistics
+import sys
 import time
 from collections.abc import Awaitable, Callable
 
-Ask = Callable[[], Awaitable[bool]]
+Ask = Callable[[str], Awaitable[bool]]  # takes a key
 
 
-async def measure(ask: Ask) -> None:
-    if not await ask():
+async def serve(ask: Ask) -> None:
+    if not await ask("key-000000"):
         raise SystemExit("the first request was denied, under a limit that is never reached")
-    seconds, callers = float(os.environ["PEER_SECONDS"]), int(os.environ["PEER_CALLERS"])
+    gc.freeze()  # the collector need not look through what was imported
+    print(json.dumps({"ready": True}), flush=True)
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        print(json.dumps(await _measure(ask, **json.loads(line))), flush=True)
+
+
+async def _measure(ask: Ask, keys: int, first: int, seconds: float, callers: int) -> dict[str, float]:
+    names = [f"key-{first + number:06}" for number in range(keys)]
     latencies_ns: list[int] = []
-    gc.freeze()  # what a library imported is not looked through again: it says nothing about its limits
     begun_ns = time.perf_counter_ns()
     end_ns = begun_ns + int(seconds * 1e9)
-    await asyncio.gather(*(_call(ask, end_ns, latencies_ns) for _ in range(callers)))
+    await asyncio.gather(*(_call(ask, names, end_ns, latencies_ns) for _ in range(callers)))
     elapsed_s = (time.perf_counter_ns() - begun_ns) / 1e9
     cuts = statistics.quantiles(latencies_ns, n=100)
-    print(json.dumps({"per_second": len(latencies_ns) / elapsed_s, "p50_us": cuts[49] / 1e3, "p99_us": cuts[98] / 1e3}))
+    return {
+        "per_second": len(latencies_ns) / elapsed_s,
+        "decisions": len(latencies_ns),
+        "p50_us": cuts[49] / 1e3,
+        "p99_us": cuts[98] / 1e3,
+    }
 
 
-async def _call(ask: Ask, end_ns: int, latencies_ns: list[int]) -> None:
+async def _call(ask: Ask, names: list[str], end_ns: int, latencies_ns: list[int]) -> None:
+    number = len(names)
     sent_ns = time.perf_counter_ns()
     while sent_ns < end_ns:
-        if not await ask():
+        if not await ask(names[int(random.random() * number)]):  # noqa: S311
             raise SystemExit("denied, under a limit that is never reached")
         done_ns = time.perf_counter_ns()
         latencies_ns.append(done_ns - sent_ns)

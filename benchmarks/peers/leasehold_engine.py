@@ -1,23 +1,22 @@
-"""Leasehold in the process of whoever asks, asked like the libraries of others: `leasehold_engine ROUTE`."""
+"""Leasehold in the process of its caller, measured like the libraries of others: `leasehold_engine ROUTE`."""
 
 import asyncio
 import sys
 
 import uvloop
 
-from benchmarks.peers.closed_loop import measure
+from benchmarks.peers.closed_loop import serve
 from leasehold.engine import Engine
 
 
 async def main(route: str) -> None:
     engine = Engine()
-    subject = {"tenant": "acme", "route": route, "method": "GET"}
 
-    async def ask() -> bool:
-        return (await engine.check(subject)).allowed
+    async def ask(key: str) -> bool:
+        return (await engine.check({"tenant": key, "route": route, "method": "GET"})).allowed
 
     async with engine.running():
-        await measure(ask)
+        await serve(ask)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""The same FastAPI service, limited by Leasehold in its own process."""
+"""A FastAPI service that Leasehold limits in the service's own process."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import parse_qs
 
 from fastapi import FastAPI
 from starlette.types import Scope
@@ -10,6 +12,7 @@ from leasehold import Engine, Subject
 from leasehold.middleware import LimitMiddleware
 
 engine = Engine()
+route = os.environ["PEER_ROUTE"]
 
 
 @asynccontextmanager
@@ -19,7 +22,8 @@ async def lifespan(_: FastAPI) -> AsyncIterator[None]:
 
 
 def subject_of(scope: Scope) -> Subject:
-    return {"tenant": "acme", "route": scope["path"], "method": scope["method"]}
+    tenant = parse_qs(scope["query_string"])[b"tenant"][0].decode()
+    return {"tenant": tenant, "route": route, "method": scope["method"]}
 
 
 app = FastAPI(lifespan=lifespan)
@@ -27,5 +31,5 @@ app.add_middleware(LimitMiddleware, check=engine.check, subject=subject_of)
 
 
 @app.get("/benchmark")
-async def asked() -> dict[str, str]:
+async def benchmark() -> dict[str, str]:
     return {"export": "made"}

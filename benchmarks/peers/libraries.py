@@ -1,14 +1,16 @@
-"""One library of another's, asked as its own documentation says: `python libraries.py limits`."""
+"""One library of another's, used as its documentation shows it: `python libraries.py limits`.
+
+Each is asked through its asynchronous interface, under a limit that is never reached.
+"""
 
 import asyncio
 import os
 import sys
 
-from closed_loop import Ask, measure
+from closed_loop import Ask, serve
 
 STORE_URL = os.environ["STORE_URL"]
-LIMIT = 1_000_000
-KEY = "acme"
+PER_MINUTE = int(os.environ["PER_MINUTE"])
 
 
 async def limits_fixed_window() -> Ask:
@@ -17,8 +19,8 @@ async def limits_fixed_window() -> Ask:
     from limits.aio.strategies import FixedWindowRateLimiter
 
     limiter = FixedWindowRateLimiter(RedisStorage(f"async+{STORE_URL}"))
-    item = parse(f"{LIMIT}/second")
-    return lambda: limiter.hit(item, KEY)
+    item = parse(f"{PER_MINUTE}/minute")
+    return lambda key: limiter.hit(item, key)
 
 
 async def limits_sliding_window() -> Ask:
@@ -27,47 +29,73 @@ async def limits_sliding_window() -> Ask:
     from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
     limiter = SlidingWindowCounterRateLimiter(RedisStorage(f"async+{STORE_URL}"))
-    item = parse(f"{LIMIT}/second")
-    return lambda: limiter.hit(item, KEY)
+    item = parse(f"{PER_MINUTE}/minute")
+    return lambda key: limiter.hit(item, key)
+
+
+async def throttled_fixed_window() -> Ask:
+    return _throttled("fixed_window")
 
 
 async def throttled_token_bucket() -> Ask:
-    from throttled.asyncio import RateLimiterType, Throttled, rate_limiter, store
+    return _throttled("token_bucket")
+
+
+def _throttled(algorithm: str) -> Ask:
+    from throttled.asyncio import Throttled, rate_limiter, store
 
     throttle = Throttled(
-        using=RateLimiterType.TOKEN_BUCKET.value,
-        quota=rate_limiter.per_sec(LIMIT, burst=LIMIT),
+        using=algorithm,
+        quota=rate_limiter.per_min(PER_MINUTE, burst=PER_MINUTE),
         store=store.RedisStore(server=STORE_URL),
     )
 
-    async def ask() -> bool:
-        return not (await throttle.limit(KEY)).limited
+    async def ask(key: str) -> bool:
+        return not (await throttle.limit(key)).limited
 
     return ask
 
 
 async def pyrate_token_bucket() -> Ask:
-    from pyrate_limiter import Limiter, Rate
+    from pyrate_limiter import BucketFactory, Limiter, Rate, RateItem
     from pyrate_limiter.abstracts.algorithm import TokenBucket
     from pyrate_limiter.buckets.redis_state import RedisStateStore
     from pyrate_limiter.buckets.state_bucket import StateBucket
+    from pyrate_limiter.clocks import WallClock
     from redis.asyncio import Redis
 
-    shared = RedisStateStore(Redis.from_url(STORE_URL), "pyrate-benchmark")
-    limiter = Limiter(StateBucket([Rate(LIMIT, 1_000, burst=LIMIT)], algorithm=TokenBucket(), store=shared))
-    return lambda: limiter.try_acquire_async(KEY, blocking=False)
+    class OneBucketForEachKey(BucketFactory):
+        def __init__(self) -> None:
+            self._redis = Redis.from_url(STORE_URL)
+            self._clock = WallClock()
+            self._buckets: dict[str, StateBucket] = {}
+
+        def wrap_item(self, name: str, weight: int = 1) -> RateItem:
+            return RateItem(name, self._clock.now(), weight=weight)
+
+        def get(self, item: RateItem) -> StateBucket:
+            bucket = self._buckets.get(item.name)
+            if bucket is None:
+                rate = Rate(PER_MINUTE, 60_000, burst=PER_MINUTE)
+                store = RedisStateStore(self._redis, f"pyrate-{item.name}")
+                bucket = self._buckets[item.name] = StateBucket([rate], algorithm=TokenBucket(), store=store)
+            return bucket
+
+    limiter = Limiter(OneBucketForEachKey())
+    return lambda key: limiter.try_acquire_async(key, blocking=False)
 
 
 ASKS = {
     "limits": limits_fixed_window,
     "limits-sliding": limits_sliding_window,
-    "throttled-py": throttled_token_bucket,
+    "throttled-py": throttled_fixed_window,
+    "throttled-py-bucket": throttled_token_bucket,
     "pyrate-limiter": pyrate_token_bucket,
 }
 
 
 async def main(name: str) -> None:
-    await measure(await ASKS[name]())
+    await serve(await ASKS[name]())
 
 
 try:

@@ -1,188 +1,212 @@
-"""The libraries of others beside Leasehold: the same store, the same callers, one core for whoever asks.
+"""Leasehold beside the servers and libraries that people use for the same purpose: `./dev bench peers`.
 
-They are installed when somebody asks for this benchmark, in an environment of their own (`.peers/`, versions and hashes
-in requirements.txt), for Leasehold needs none of them. Each is asked as its documentation says, under a limit that is
-never reached, by 64 callers at once in one process.
+Everything runs on one machine in one run, turn by turn: a server and its store on one core, and the load on the other.
+All stores are the same binary with the same configuration, and no limit is ever reached. A hot key is one key for all
+requests of a turn; random keys are drawn from 100,000.
 """
 
-import asyncio
-import hashlib
-import json
-import os
-import shutil
-import subprocess
-import sys
-import venv
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
+from itertools import count, repeat
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
-import httpx
+from benchmarks.frame import FEWEST_TURNS, Case, Lines, Load, Turn, compare, figure
+from benchmarks.peers.generator import (
+    EVERY_KEY_ONCE,
+    KEYS,
+    OPEN_LOOP_CALLERS,
+    RANDOM,
+    Generated,
+    Generator,
+    Keys,
+    hot_key,
+)
+from benchmarks.peers.in_process import libraries, services, waiting
+from benchmarks.peers.installing import Installed, install
+from benchmarks.peers.processor_time import used_us
+from benchmarks.peers.servers import (
+    FIXED_WINDOW,
+    Target,
+    leasehold_check,
+    leasehold_limits,
+    leasehold_targets,
+    peers,
+    running,
+)
+from benchmarks.stack import Stack, local_stack, pinned, put_limits
 
-from benchmarks.agent import check, limits
-from benchmarks.frame import Lines, Load, Turn, compare
-from benchmarks.load import Server, get, http_is_whole, load
-from benchmarks.stack import PATIENCE_S, REGION, Stack, host_and_port, local_stack, pinned, put_limits
-from leasehold.local_stack.launcher import DECISION_TIMEOUT_MS
-
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-INSTALLED = ROOT / ".peers"
-NODE_PACKAGES = ("rate-limiter-flexible@11.4.0", "ioredis@6.0.0")
-CALLERS = 64
-LIBRARIES = "64 callers in one process that asks the store, without HTTP"
-SERVICES = "a FastAPI service that is limited, 64 requests at once"
-NAMES = {
-    "limits": "limits, fixed window",
-    "limits-sliding": "limits, sliding window counter",
-    "throttled-py": "throttled-py, token bucket",
-    "pyrate-limiter": "pyrate-limiter, token bucket",
-}
+SECTIONS = ("servers", "open-loop", "libraries", "services")
+KINDS_OF_KEYS = ("hot", "random")
+OPEN_LOOP = "open loop, random keys, {part} in ms by requests a second"
+OFFERED_PER_SECOND = (2_000, 5_000, 8_000, 11_000, 14_000, 17_000, 20_000)
+WALK_S = 20.0  # at most
+HOT_KEY, RANDOM_KEYS = "one hot key", "random keys"
 
 
-async def run(repeats: int, seconds: float, port: int) -> dict[str, Lines]:
-    python = installed()
+class Choice(NamedTuple):
+    """The parts of the comparison to run."""
+
+    sections: frozenset[str]
+    keys: frozenset[str]
+
+    def has(self, section: str, kind_of_keys: str) -> bool:
+        return section in self.sections and kind_of_keys in self.keys
+
+    @property
+    def is_everything(self) -> bool:
+        return len(self.sections) == len(SECTIONS) and len(self.keys) == len(KINDS_OF_KEYS)
+
+
+def parse_choice(only: str) -> Choice:
+    """Parse a list such as `servers,random`: sections and kinds of keys, all of a sort of which it names none."""
+    names = frozenset(filter(None, only.split(",")))
+    if unknown := names - {*SECTIONS, *KINDS_OF_KEYS}:
+        known = ", ".join((*SECTIONS, *KINDS_OF_KEYS))
+        raise SystemExit(f"--only: peers has no part {sorted(unknown)[0]!r}; its parts are: {known}")
+    return Choice(names & set(SECTIONS) or frozenset(SECTIONS), names & set(KINDS_OF_KEYS) or frozenset(KINDS_OF_KEYS))
+
+
+class Subject(NamedTuple):
+    """What is measured in turns, with the processes whose time is counted."""
+
+    name: str
+    run: Callable[[Keys, float], Awaitable[Generated]]
+    pid: int
+    store_pid: int | None
+    only_hot: bool
+
+
+async def run(repeats: int, seconds: float, port: int, only: str = "") -> dict[str, Lines]:
+    choice = parse_choice(only)
+    installed = install()
+    for name, reason in installed.missing.items():
+        print(f"not measured: {name} ({reason})")
+    program = installed.program("loadgen")
+    if program is None:
+        raise SystemExit("the load generator needs Go")
+    tables: dict[str, Lines] = {}
     async with local_stack(port) as stack:
-        await put_limits(stack, limits(), check("/benchmark"))
-        with pinned(stack) as measure:
-            libraries = await compare(_libraries(stack, python, seconds), repeats)
-            async with (
-                _service(_leasehold_service(stack), port + 90, measure) as ours,
-                _service(_slowapi(stack, python), port + 91, measure) as slowapi,
-            ):
-                asked = partial(load, connections=CALLERS, seconds=seconds, accepted=b"HTTP/1.1 200")
-                turns = {"leasehold.middleware": ours, "slowapi": slowapi}
-                services = await compare(
-                    {name: partial(asked, server, get("/benchmark")) for name, server in turns.items()}, repeats
-                )
-    return {LIBRARIES: libraries, SERVICES: services}
+        await put_limits(stack, leasehold_limits(), leasehold_check(FIXED_WINDOW))
+        with pinned(stack) as measure, TemporaryDirectory() as scratch:
+            generator = Generator(program)
+            bench = _Bench(stack, installed, generator, choice, repeats, seconds, port, measure, Path(scratch))
+            if choice.sections & {"servers", "open-loop"}:
+                tables |= await bench.measure_servers()
+            if "libraries" in choice.sections:
+                tables |= await bench.measure_libraries()
+            if "services" in choice.sections:
+                tables |= await bench.measure_services()
+    return tables
 
 
-# --- what is not ours
-
-
-def installed() -> Path:
-    """The Python of the others' environment; it is made once, and anew when what it is made from changes."""
-    python = INSTALLED / "bin" / "python"
-    made_from = hashlib.sha256((HERE / "requirements.txt").read_bytes() + repr(NODE_PACKAGES).encode()).hexdigest()
-    mark = INSTALLED / "made-from"
-    if mark.exists() and mark.read_text() == made_from:
-        return python
-    print("installing the libraries of others in .peers/: once, some seconds, needs the network")
-    shutil.rmtree(INSTALLED, ignore_errors=True)
-    venv.create(INSTALLED, with_pip=True)
-    _install(python, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", HERE / "requirements.txt")
-    if npm := shutil.which("npm"):
-        _install(npm, "install", "--silent", "--no-package-lock", "--prefix", INSTALLED / "node", *NODE_PACKAGES)
-    mark.write_text(made_from)
-    return python
-
-
-def _install(*command: str | Path) -> None:
-    if subprocess.run(command, check=False).returncode:
-        raise SystemExit(f"{command[0]} could not install them; what it said is above")
-
-
-# --- libraries
-
-
-def _libraries(stack: Stack, python: Path, seconds: float) -> dict[str, Turn]:
-    environ = {
-        "STORE_URL": stack["stores"][REGION],
-        "PEER_SECONDS": str(seconds),
-        "PEER_CALLERS": str(CALLERS),
-        "PEER_MODULES": str(INSTALLED / "node" / "node_modules"),
-    }
-    ours = [sys.executable, "-m", "benchmarks.peers.leasehold_engine"]
-    ours_environ = _settings(stack) | environ
-    turns: dict[str, Turn] = {
-        "leasehold.Engine, token bucket, every decision in the store": partial(
-            _asked, [*ours, "/benchmark"], ours_environ
-        ),
-        "leasehold.Engine, token bucket, as it comes: a hot key by slices": partial(
-            _asked, [*ours, "/sliced"], ours_environ
-        ),
-    }
-    for name, said in NAMES.items():
-        turns[said] = partial(_asked, [python, HERE / "libraries.py", name], environ)
-    node = shutil.which("node")
-    if node and (INSTALLED / "node").exists():
-        turns["rate-limiter-flexible (Node), fixed window"] = partial(
-            _asked, [node, HERE / "rate_limiter_flexible.mjs"], environ
-        )
-    return turns
-
-
-async def _asked(command: Sequence[str | Path], environ: Mapping[str, str]) -> Load:
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=ROOT,
-        env={**os.environ, **environ},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+async def _turn(subject: Subject, keys: Iterator[Keys], seconds: float) -> Load:
+    before_us, store_before_us = used_us(subject.pid), used_us(subject.store_pid)
+    done = await subject.run(next(keys), seconds)
+    return done.load._replace(
+        cpu_us=(used_us(subject.pid) - before_us) / done.decisions,
+        store_cpu_us=(used_us(subject.store_pid) - store_before_us) / done.decisions,
     )
-    output, complaint = await process.communicate()
-    if process.returncode:
-        raise SystemExit(f"{command[-1]} failed: {complaint.decode()[-2000:]}")
-    said = json.loads(output.splitlines()[-1])
-    return Load(said["per_second"], said["p50_us"], said["p99_us"], refused=0)
 
 
-def _settings(stack: Stack) -> dict[str, str]:
-    """Return the figures with one more agent in the region."""
-    settings = {
-        "REGION": REGION,
-        "COORDINATOR_URL": stack["coordinator"],
-        "COORDINATOR_TOKEN": stack["tokens"][f"region:{REGION}"],
-        "STORE_URL": stack["stores"][REGION],
-        "DECISION_TIMEOUT_MS": DECISION_TIMEOUT_MS,  # as the stack's own agents have it, on the same shared cores
-    }
-    return {f"LEASEHOLD_AGENT_{name}": value for name, value in settings.items()}
+class _Bench:
+    def __init__(
+        self,
+        stack: Stack,
+        installed: Installed,
+        generator: Generator,
+        choice: Choice,
+        repeats: int,
+        seconds: float,
+        port: int,
+        measure: Callable[[int], None],
+        scratch: Path,
+    ) -> None:
+        self._stack = stack
+        self._installed = installed
+        self._generator = generator
+        self._choice = choice
+        self._fewest = FEWEST_TURNS if choice.is_everything else 1
+        self._repeats = max(repeats, self._fewest)
+        self._seconds = seconds
+        self._port = port
+        self._measure = measure
+        self._scratch = scratch
+
+    async def measure_servers(self) -> dict[str, Lines]:
+        tables: dict[str, Lines] = {}
+        every = list(peers(self._installed, self._port + 200, self._scratch))
+        async with running(every, self._generator, self._measure, self._scratch) as others:
+            targets = [*leasehold_targets(self._stack), *others]
+            if "servers" in self._choice.sections:
+                tables |= await self._compare("servers", [self._subject(each) for each in targets], walk_s=WALK_S)
+            if self._choice.has("open-loop", "random"):
+                tables |= await self._open_loop([each for each in targets if not each.only_hot])
+        return tables
+
+    async def measure_libraries(self) -> dict[str, Lines]:
+        every = list(libraries(self._installed, self._stack, self._port + 230))
+        async with waiting(every, self._stack, self._measure, self._scratch) as callers:
+            subjects = [
+                Subject(each.library.name, each.run, each.process.pid, each.store_pid, each.library.only_hot)
+                for each in callers
+            ]
+            return await self._compare("libraries in one process", subjects, part=1 / 2)
+
+    async def measure_services(self) -> dict[str, Lines]:
+        every = list(services(self._installed, self._stack, self._port + 250))
+        async with running(every, self._generator, self._measure, self._scratch) as targets:
+            subjects = [self._subject(each) for each in targets]
+            return await self._compare("a FastAPI service that is limited", subjects, part=1 / 2)
+
+    def _subject(self, target: Target) -> Subject:
+        run = partial(self._generator.run, target.address, target.request)
+        return Subject(target.name, run, target.pid, target.store_pid, target.only_hot)
+
+    async def _compare(
+        self, section: str, subjects: Sequence[Subject], part: float = 1, walk_s: float = 0
+    ) -> dict[str, Lines]:
+        """Measure one hot key, another in each turn, and then random keys, each of which was used once before."""
+        seconds = self._seconds * part
+        tables: dict[str, Lines] = {}
+        if "hot" in self._choice.keys:
+            keys = map(hot_key, count(KEYS))
+            hot: dict[str, Turn] = {each.name: partial(_turn, each, keys, seconds) for each in subjects}
+            tables[f"{section}, {HOT_KEY}"] = await compare(hot, self._repeats, self._fewest)
+        if "random" in self._choice.keys:
+            many = [each for each in subjects if not each.only_hot]
+            for each in many if walk_s else ():
+                await each.run(EVERY_KEY_ONCE, walk_s)
+            random: dict[str, Turn] = {each.name: partial(_turn, each, repeat(RANDOM), seconds) for each in many}
+            tables[f"{section}, {RANDOM_KEYS}"] = await compare(random, self._repeats, self._fewest)
+        return tables
+
+    async def _open_loop(self, targets: Sequence[Target]) -> dict[str, Lines]:
+        """Offer fixed rates of requests; a latency counts from when the request was due."""
+        p50_ms: _Samples = {each.name: {} for each in targets}
+        p99_ms: _Samples = {each.name: {} for each in targets}
+        for _ in range(self._repeats):
+            for rate in OFFERED_PER_SECOND:
+                for each in targets:
+                    done = await self._generator.run(
+                        each.address,
+                        each.request,
+                        RANDOM,
+                        self._seconds / 2,
+                        per_second=rate,
+                        callers=OPEN_LOOP_CALLERS,
+                    )
+                    p50_ms[each.name].setdefault(rate, []).append(done.load.p50_us / 1_000)
+                    p99_ms[each.name].setdefault(rate, []).append(done.load.p99_us / 1_000)
+        return {OPEN_LOOP.format(part=part): cases(ms) for part, ms in (("p50", p50_ms), ("p99", p99_ms))}
 
 
-# --- services
+_Samples = dict[str, dict[int, list[float]]]  # by server and offered rate
 
 
-Service = tuple[Sequence[str | Path], Mapping[str, str]]
-
-
-def _leasehold_service(stack: Stack) -> Service:
-    return [sys.executable, "-m", "uvicorn", "benchmarks.peers.leasehold_service:app"], _settings(stack)
-
-
-def _slowapi(stack: Stack, python: Path) -> Service:
-    command: list[str | Path] = [python, "-m", "uvicorn", "--app-dir", HERE, "slowapi_service:app"]
-    return command, {"STORE_URL": stack["stores"][REGION]}
-
-
-@asynccontextmanager
-async def _service(service: Service, port: int, measure: Callable[[int], None]) -> AsyncIterator[Server]:
-    """Run the library on the measured core, as an agent would; the load has the other."""
-    command, environ = service
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        *("--port", str(port), "--no-access-log", "--log-level", "warning"),
-        cwd=ROOT,
-        env={**os.environ, **environ},
-    )
-    measure(process.pid)
-    try:
-        await _answers(f"http://127.0.0.1:{port}/benchmark")
-        yield Server(*host_and_port(f"http://127.0.0.1:{port}"), http_is_whole)
-    finally:
-        process.terminate()
-        await process.wait()
-
-
-async def _answers(url: str) -> None:
-    """Check that it limits: admitting without a policy would be no comparison."""
-    async with asyncio.timeout(PATIENCE_S), httpx.AsyncClient() as client:
-        while True:
-            try:
-                answer = await client.get(url)
-                if answer.status_code == 200 and "x-ratelimit-limit" in answer.headers:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.1)
+def cases(samples: _Samples) -> list[Case]:
+    return [
+        Case(name, {f"{rate:,}/s": figure(each, digits=2) for rate, each in by_rate.items()})
+        for name, by_rate in samples.items()
+    ]
