@@ -10,7 +10,7 @@ it sends a last exchange with the rest.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import cached_property
 from http import HTTPStatus
@@ -28,9 +28,9 @@ from leasehold.client.agent_protocol import (
     Subject,
     decision_of,
 )
-from protocol.check import Check, CheckAnswer, Hold, HoldCommit, HoldExtension, Mode
+from protocol.check import Check, Hold, HoldCommit, HoldExtension, Mode
 from protocol.clock import SystemClock
-from regional_agent.admission.answers import Verdict, Window
+from regional_agent.admission.answers import Verdict
 from regional_agent.admission.check_cache import CheckCache
 from regional_agent.admission.engine import await_verdict
 from regional_agent.admission.plan import CheckPlan
@@ -134,15 +134,15 @@ class Engine(AsyncLimiter):
 class _Headers(Mapping[str, str]):
     """The RateLimit headers, made when they are read first: most callers read `allowed` only."""
 
-    def __init__(self, answer: CheckAnswer, windows: Sequence[Window]) -> None:
-        self._answer = answer
-        self._windows = windows
+    def __init__(self, verdict: Verdict) -> None:
+        self._verdict = verdict
 
     @cached_property
     def _headers(self) -> Mapping[str, str]:
-        headers = headers_of(self._answer.policies, self._windows)
-        if not self._answer.allowed:
-            headers |= retry_after_header(self._answer.retry_after_ms, random.random())  # noqa: S311 - spreads retries
+        answer = self._verdict.answer
+        headers = headers_of(answer.policies, self._verdict.windows)
+        if not answer.allowed:
+            headers |= retry_after_header(answer.retry_after_ms, random.random())  # noqa: S311 - spreads retries
         return {name.lower(): value for name, value in headers.items()}
 
     def __getitem__(self, name: str) -> str:
@@ -159,7 +159,7 @@ class _Headers(Mapping[str, str]):
 
 
 def _decision(verdict: Verdict) -> Decision:
-    return decision_of(verdict.answer, _Headers(verdict.answer, verdict.windows))
+    return decision_of(verdict.answer, _Headers(verdict))
 
 
 def _rejection(problem: Problem) -> RequestRejected:

@@ -27,6 +27,7 @@ RegionName = Annotated[str, Meta(pattern=REGION_PATTERN, description="lower case
 QuotaKey = Annotated[str, Meta(min_length=1, max_length=MAX_QUOTA_KEY_LENGTH, description="quota:dimension=value")]
 PeriodId = Annotated[str, Meta(min_length=4, max_length=64, description="such as 2026-11")]
 
+_PLAIN = re.compile(r"[A-Za-z0-9_.~-]*").fullmatch  # what percent-encoding leaves as it is
 _NAME = re.compile(NAME_PATTERN)
 _REGION = re.compile(REGION_PATTERN)
 
@@ -40,8 +41,8 @@ def is_region(text: str) -> bool:
 
 
 def quota_key(quota: str, dimensions: Sequence[tuple[str, str]]) -> str:
-    values = ",".join(f"{name}={quote(value, safe='')}" for name, value in dimensions)
-    return f"{quota}:{values}"
+    values = [f"{name}={value if _PLAIN(value) else quote(value, safe='')}" for name, value in dimensions]
+    return f"{quota}:{','.join(values)}"
 
 
 @functools.lru_cache(maxsize=KEYS_REMEMBERED)

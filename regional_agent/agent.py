@@ -18,6 +18,7 @@ from protocol.messages import Versions
 from regional_agent.admission.blocks import Blocks
 from regional_agent.admission.engine import Admission
 from regional_agent.admission.holds import Holds
+from regional_agent.admission.key_states import KeyStates
 from regional_agent.admission.policies import Policies, edges_ms
 from regional_agent.admission.rules.hold_ids import HoldSeal
 from regional_agent.cluster.cell import Cell
@@ -26,7 +27,7 @@ from regional_agent.cluster.rules.cells import CELLS, cell_of
 from regional_agent.health import AgentHealth
 from regional_agent.leasing.coordinator_client import CoordinatorClient
 from regional_agent.leasing.feeds import Feed
-from regional_agent.leasing.quotas import HotKey
+from regional_agent.leasing.rules.demand import HotKey
 from regional_agent.leasing.signals import SignalListener
 from regional_agent.metrics import MAX_HOT_KEYS, AgentMetrics
 from regional_agent.settings import AgentSettings, journal_of
@@ -50,6 +51,7 @@ class RegionalAgent:
         token = settings.coordinator_token.get_secret_value()
         self._coordinator = CoordinatorClient(settings.coordinator_url, token, settings.region)
         self.decision_timeout = DecisionTimeout(settings.decision_timeout_ms, settings.decision_timeout_max_ms)
+        self._keys = KeyStates(clock)
         self.store, stores = self._connections()
         self.cells = [self._cell(number, store) for number, store in stores]
         self._spread = MultiCellAdmission(self.cells, self.metrics)
@@ -101,7 +103,7 @@ class RegionalAgent:
 
     def _cell(self, number: int | None, store: Store) -> Cell:
         journal = _journal(self.settings, number, self._clock, self.metrics)
-        return Cell(number, store, journal, self._coordinator, self.metrics, self.settings, self._clock)
+        return Cell(number, store, journal, self._coordinator, self.metrics, self.settings, self._clock, self._keys)
 
     def cell_of(self, quota: str) -> Cell:
         return self.cells[0 if len(self.cells) == 1 else cell_of(quota)]
@@ -135,7 +137,7 @@ class RegionalAgent:
         self.cells[cell].epochs.invalidate()
 
     def _put_policies_in_force(self, bundle: PolicyBundle, age_ms: int) -> None:
-        policies = Policies(bundle, age_ms)
+        policies = Policies(bundle, age_ms, self._keys)
         if bundle.hold_key:
             self.holds.seal.use(bundle.hold_key)
         for cell in self.cells:
@@ -167,7 +169,7 @@ class RegionalAgent:
 
     def hottest(self, most: int) -> list[HotKey]:
         found = [key for cell in self.cells for key in cell.quotas.hottest(most)]
-        return nlargest(most, found, key=attrgetter("demand_milli"))
+        return nlargest(most, found + self._keys.hottest(most), key=attrgetter("demand_milli"))
 
     def measure(self) -> None:
         """Set the gauges, which are read when metrics are scraped."""

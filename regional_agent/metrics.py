@@ -14,7 +14,7 @@ from prometheus_client.utils import INF
 from protocol.check import PolicyAnswer
 from protocol.circuit_breaker import BreakerState
 from regional_agent.admission.decision_log import DecisionLog
-from regional_agent.leasing.quotas import HotKey
+from regional_agent.leasing.rules.demand import HotKey
 from regional_agent.store.rules.decision_timeout import DecisionTimeout
 from regional_agent.store.types import PartitionState
 from web.declared_metrics import DeclaredMetrics, counter, gauge, histogram, states, total

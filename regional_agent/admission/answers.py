@@ -1,7 +1,6 @@
 """What a check is answered: the answer of each policy, the answer of the check, and a verdict for the HTTP headers."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -17,7 +16,7 @@ from regional_agent.leasing.quotas import Quotas
 from regional_agent.store.types import AllowanceCharge, PolicyDecision, RateCharge, SlotCharge
 
 
-class Window(NamedTuple):
+class Window(Struct, frozen=True, gc=False):
     """The time window of a policy, for the RateLimit headers."""
 
     seconds: int
@@ -25,11 +24,16 @@ class Window(NamedTuple):
 
 
 class Verdict(Struct, frozen=True, gc=False):
-    """The answer to a check, and the window of each of its policies."""
+    """The answer to a check, and what each policy charged for it."""
 
     answer: CheckAnswer
-    windows: Sequence[Window]
+    policy_charges: Sequence[PolicyCharge]
     hold: HoldTerms | None = None  # where units were set aside
+
+    @property
+    def windows(self) -> list[Window]:
+        """Return the window of each policy of the answer."""
+        return [window_of(each) for each in self.policy_charges]
 
     def held(self, ttl_ms: int) -> HoldTerms:
         """Return the hold, or a hold of nothing where the work may be done but no units could be set aside."""

@@ -26,7 +26,8 @@ class CheckCache(Generic[K]):
         if self._valid_under is not self._admission.policies:
             self._valid_under = self._admission.policies
             self._plans.clear()
-        return self._plans.get(check)
+        plan = self._plans.get(check)
+        return plan if plan is not None and plan.is_current else None
 
     def keep(self, check: K, plan: CheckPlan) -> None:
         """Keep the plan of a check that was not found. One with an operation, or of a blocked subject, is not kept."""

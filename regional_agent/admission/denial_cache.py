@@ -1,53 +1,81 @@
-"""Denials that the store is certain to repeat, so that callers over their rate cost it no calls."""
+"""Denials that the store is certain to repeat, so that callers over their rate cost it no calls.
 
+A denial is kept in the record of the key that denied.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
 from msgspec.structs import replace
 
-from protocol.clock import Clock
 from protocol.outcomes import DenialReason
-from regional_agent.admission.rules.certain_denials import CertainDenials
+from regional_agent.admission.policies import PolicyCharge
+from regional_agent.admission.rules.certain_denials import certain_denial
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.shared_limits.share_loop import ShareLoop
 from regional_agent.store.types import RateCharge, StoreDecision, StoreIncarnation, StoreRequest
 
-Circumstances = tuple[StoreIncarnation | None, int]  # the store's incarnation, and how often shares have grown
+MOST_OF_A_KEY = 8  # denials: a key is asked for with few sets of charges
+
+
+class Circumstances(Struct, eq=False, frozen=True):
+    """What a denial is valid under: one incarnation of the store, and one set of shares."""
+
+    incarnation: StoreIncarnation | None
+    raises: int  # how often shares have grown
 
 
 class DenialCache:
-    """Denials by rates, valid for one incarnation of the store and one set of shares."""
-
-    def __init__(self, epochs: EpochManager, share_loop: ShareLoop, clock: Clock) -> None:
+    def __init__(self, epochs: EpochManager, share_loop: ShareLoop) -> None:
         self._epochs = epochs
         self._share_loop = share_loop
-        self._clock = clock
-        self._denials: CertainDenials[StoreDecision] = CertainDenials()
-        self.circumstances: Circumstances = None, 0
+        self._circumstances = Circumstances(None, 0)
 
-    def find(self, request: StoreRequest) -> StoreDecision | None:
+    @property
+    def circumstances(self) -> Circumstances:
+        """Return the circumstances now. A denial of a request that was sent under others is not kept."""
+        now = self._circumstances
+        if now.incarnation is not self._epochs.current or now.raises != self._share_loop.raises:
+            self.clear()
+        return self._circumstances
+
+    def find(self, policy_charges: Sequence[PolicyCharge], request: StoreRequest, now_ms: int) -> StoreDecision | None:
         """Return the denial that the store would repeat, with its times as they are by now."""
-        incarnation, shares = self.circumstances
-        if incarnation is not self._epochs.current or shares != self._share_loop.raises:
-            self._denials.clear()
-            self.circumstances = self._epochs.current, self._share_loop.raises
-        if not self._denials or not request.is_repeatable:
-            return None
-        now_ms = self._clock.monotonic_ms()
-        cached = self._denials.find(request.charges, now_ms)
-        return None if cached is None else _later(cached.decision, now_ms - cached.asked_at_ms)
+        for each in policy_charges:
+            denials = each.state.denials
+            denial = None if denials is None else denials.get(request.charges)
+            if denial is None or now_ms >= denial.until_ms or not request.is_repeatable:
+                continue
+            if denial.circumstances is self.circumstances:
+                return _later(denial.decision, now_ms - denial.asked_at_ms)
+        return None
 
     def remember(
-        self, request: StoreRequest, decision: StoreDecision, asked_at_ms: int, circumstances: Circumstances
+        self,
+        policy_charges: Sequence[PolicyCharge],
+        request: StoreRequest,
+        decision: StoreDecision,
+        asked_at_ms: int,
+        circumstances: Circumstances,
     ) -> None:
         """Keep what a rate denies. Units of an allowance may arrive at any moment, so its denials are not kept."""
-        until_ms = [
-            policy.retry_after_ms
-            for charge, policy in zip(request.charges, decision.policies, strict=True)
-            if isinstance(charge, RateCharge) and policy.reason == DenialReason.RATE_EXCEEDED and not charge.is_shadow
+        denying = [
+            (policy.retry_after_ms, each.state)
+            for each, policy in zip(policy_charges, decision.policies, strict=True)
+            if isinstance(each.charge, RateCharge)
+            and policy.reason == DenialReason.RATE_EXCEEDED
+            and not each.charge.is_shadow
         ]
-        if until_ms and request.is_repeatable and circumstances is self.circumstances:
-            self._denials.keep(request.charges, decision, asked_at_ms, max(until_ms))
+        if not denying or not request.is_repeatable or circumstances is not self.circumstances:
+            return
+        retry_after_ms, state = max(denying, key=lambda pair: pair[0])
+        if state.denials is None or len(state.denials) >= MOST_OF_A_KEY:
+            state.denials = {}
+        state.denials[request.charges] = certain_denial(decision, circumstances, asked_at_ms, retry_after_ms)
 
     def clear(self) -> None:
-        self._denials.clear()
+        """Let no denial be repeated that was kept until now."""
+        self._circumstances = Circumstances(self._epochs.current, self._share_loop.raises)
 
 
 def _later(decision: StoreDecision, elapsed_ms: int) -> StoreDecision:

@@ -6,7 +6,6 @@ One script in the region's store decides all policies of a request at once. Wher
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 from time import perf_counter
 from typing import Protocol, TypeVar, cast
 
@@ -19,7 +18,7 @@ from protocol.outcomes import DenialReason
 from regional_agent.admission.answers import NO_POLICY_MATCHES, PolicyAnswers, Verdict, answer_of
 from regional_agent.admission.blocks import Blocked, Blocks
 from regional_agent.admission.denial_cache import DenialCache
-from regional_agent.admission.pending_check import Client, OnVerdict, PendingCheck
+from regional_agent.admission.pending_check import Caller, PendingCheck
 from regional_agent.admission.plan import CheckPlan, as_hold, plan_blocked, plan_request, require_no_slots, subject_of
 from regional_agent.admission.policies import Policies, Subject
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
@@ -30,18 +29,18 @@ from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.quotas import Quotas
 from regional_agent.metrics import AgentMetrics
 from regional_agent.shared_limits.share_loop import ShareLoop
-from regional_agent.store.batcher import CheckBatcher, for_each_outcome
+from regional_agent.store.batcher import CheckBatcher
 from regional_agent.store.circuit_breaker import is_store_failure
 from regional_agent.store.connection import NoAnswer, StoreError, StoreUnavailable
 from regional_agent.store.types import (
     AllowanceCharge,
     Charge,
     Fenced,
-    OnDecisions,
     Outcome,
     RateCharge,
-    SlotCharge,
+    RequestRun,
     StoreDecision,
+    StoreIncarnation,
     StoreRequest,
     hold_part,
 )
@@ -66,10 +65,8 @@ class Admission(Protocol):
     def blocks(self) -> Blocks | None: ...
     def plan_check(self, check: Check) -> CheckPlan: ...
     def decide_locally(self, plan: CheckPlan, /) -> Verdict | Exception | None: ...
-    def decide_in_store(
-        self, plan: CheckPlan, on_verdict: OnVerdict, times: int = 1, client: Client | None = None
-    ) -> None: ...
-    def submit(self, plan: CheckPlan, on_verdict: OnVerdict, times: int = 1, client: Client | None = None) -> None: ...
+    def decide_in_store(self, plan: CheckPlan, caller: Caller, times: int = 1) -> None: ...
+    def submit(self, plan: CheckPlan, caller: Caller, times: int = 1) -> None: ...
     async def decide(self, check: Check) -> Verdict: ...
     async def hold(self, hold: Hold) -> Verdict: ...
 
@@ -105,7 +102,7 @@ class AdmissionEngine:
         self._answers = PolicyAnswers(quotas, clock)
         self._waiting = WaitForUnits(quotas, metrics, clock, self._decide_once)
         self._last: PendingCheck | None = None
-        self.denials = DenialCache(epochs, share_loop, clock)
+        self.denials = DenialCache(epochs, share_loop)
         self.policies: Policies | None = None
         self.blocks: Blocks | None = None
 
@@ -141,84 +138,96 @@ class AdmissionEngine:
         """Decide as for a check, but allowances set units aside instead of consuming them."""
         return await verdict_on(self, self.plan_hold(hold))
 
-    def submit(self, plan: CheckPlan, on_verdict: OnVerdict, times: int = 1, client: Client | None = None) -> None:
-        """Decide a plan `times` times in a row. `on_verdict` gets each verdict, or OperationConflict, or a bug."""
+    def submit(self, plan: CheckPlan, caller: Caller, times: int = 1) -> None:
+        """Decide a plan `times` times in a row, each for the same caller."""
         while times and (verdict := self.decide_locally(plan)) is not None:
-            on_verdict(verdict)
+            caller.on_verdict(verdict)
             times -= 1
         if times:
-            self.decide_in_store(plan, on_verdict, times, client)
+            self.decide_in_store(plan, caller, times)
 
     def decide_locally(self, plan: CheckPlan) -> Verdict | Exception | None:
         """Return a verdict that needs no call of the store; None if it needs one, and so does the same plan next."""
-        request = plan.request
+        request, policy_charges = plan.request, plan.policy_charges
         if plan.blocked or (self.blocks and request.mode not in BEYOND_LIMITS):
             blocked = plan.blocked or self._find_block(plan.subject)
             if blocked is not None:
                 return self._blocked_verdict(plan, blocked)
         if request.operation is not None:
-            journaled = self._fallback.find_operation(plan.policy_charges, request)
+            journaled = self._fallback.find_operation(policy_charges, request)
             if journaled is not None:
                 return _verdict_of(plan, journaled)
-        if (sliced := self._slices.decide(request)) is not None:
+        if not policy_charges:
+            return NO_POLICY_MATCHES
+        now_ms = self._clock.monotonic_ms()
+        if (sliced := self._slices.decide(policy_charges, request, now_ms)) is not None:
             return self._verdict(plan, sliced)
-        if (denied := self.denials.find(request)) is not None:
-            for each in plan.policy_charges:
-                if isinstance(each.charge, RateCharge):
-                    self._share_loop.record_demand(each.charge, each.charge.cost, each.charge.cost)
+        if (denied := self.denials.find(policy_charges, request, now_ms)) is not None:
+            for each in policy_charges:
+                charge = each.charge
+                if isinstance(charge, RateCharge):
+                    self._share_loop.record_demand(each.state, charge, charge.cost, now_ms, size=charge.cost)
             return self._verdict(plan, denied)
-        return None if plan.policy_charges else NO_POLICY_MATCHES
+        return None
 
-    def decide_in_store(
-        self, plan: CheckPlan, on_verdict: OnVerdict, times: int = 1, client: Client | None = None
-    ) -> None:
+    def decide_in_store(self, plan: CheckPlan, caller: Caller, times: int = 1) -> None:
         """Ask the store. Equal plans of one turn of the event loop are decided together."""
-        last = self._last
-        if last is None or last.plan is not plan or last.batch != self._batcher.calls:
-            last = PendingCheck(
-                plan, self._on_outcomes, self._clock.monotonic_ms(), self.denials.circumstances, self._batcher.calls
-            )
-            self._last = last
-        last.add(on_verdict, client, times)
-        self._send(plan, last, times)
+        is_repeatable = plan.request.is_repeatable
+        while times:
+            last = self._last
+            if is_repeatable and last is not None and last.plan is plan:
+                joined = self._batcher.extend(last, times)
+                last.join(caller, joined)
+                times -= joined
+            if times:
+                first = min(times, self._batcher.room) if is_repeatable else 1
+                now_ms = self._clock.monotonic_ms()
+                self._last = PendingCheck(self, plan, [caller] * first, now_ms, self.denials.circumstances)
+                self._send(self._last)
+                times -= first
 
     def return_units(self, charges: Sequence[Charge]) -> None:
         """Return what was taken of rates that can take it back: they never hold more than their burst."""
         returned = tuple(
-            charge._replace(cost=-charge.cost)
+            replace(charge, cost=-charge.cost)
             for charge in charges
             if isinstance(charge, RateCharge) and charge.algorithm in SLICED
         )
         if returned and self._epochs.current is not None:
-            self._batcher.submit(self._epochs.current, StoreRequest("adjust", returned), lambda _: None)
+            self._batcher.submit(self._epochs.current, RequestRun(StoreRequest("adjust", returned), 1, lambda _: None))
 
     async def close(self) -> None:
         await self._waiting.close()
 
     # --- the store ----------------------------------------------------------------------------------------------------
 
-    def _send(self, plan: CheckPlan, on_decisions: OnDecisions, times: int = 1) -> None:
-        incarnation = self._epochs.current
-        if incarnation is None:
-            on_decisions([StoreUnavailable("the region has no epoch yet")] * times)
-        elif self._epochs.may_evict and _takes_allowance(plan.request):
-            on_decisions(
-                [StoreUnavailable("the store may evict leases: its maxmemory-policy is not noeviction")] * times
-            )
-        elif plan.hold_ms is None:
-            self._batcher.submit(incarnation, plan.request, on_decisions, times)
-        else:
-            parts = [part for charge in plan.request.charges if (part := hold_part(charge)) is not None]
-            hold_id = HoldId.fresh(incarnation.epoch, incarnation.lanes, parts, plan.sibling_holds)
-            request = plan.request._replace(hold=HoldTerms(hold_id, plan.hold_ms))
-            self._batcher.submit(incarnation, request, on_decisions)
+    def _send(self, pending: PendingCheck) -> None:
+        incarnation = self._usable_incarnation(pending.plan)
+        if isinstance(incarnation, StoreUnavailable):
+            pending.complete([incarnation] * pending.times)
+            return
+        pending.request = _request_of(pending.plan, incarnation)
+        self._batcher.submit(incarnation, pending)
 
     async def _decide_once(self, plan: CheckPlan) -> Outcome:
+        """Ask the store for a request that waits for units."""
+        incarnation = self._usable_incarnation(plan)
+        if isinstance(incarnation, StoreUnavailable):
+            return incarnation
         outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._send(plan, for_each_outcome(partial(resolve, outcome)))
+        request = _request_of(plan, incarnation)
+        self._batcher.submit(incarnation, RequestRun(request, 1, lambda outcomes: resolve(outcome, outcomes[0])))
         return await outcome
 
-    def _on_outcomes(self, pending: PendingCheck, outcomes: Sequence[Outcome]) -> None:
+    def _usable_incarnation(self, plan: CheckPlan) -> StoreIncarnation | StoreUnavailable:
+        incarnation = self._epochs.current
+        if incarnation is None:
+            return StoreUnavailable("the region has no epoch yet")
+        if self._epochs.may_evict and _takes_allowance(plan.request):
+            return StoreUnavailable("the store may evict leases: its maxmemory-policy is not noeviction")
+        return incarnation
+
+    def on_outcomes(self, pending: PendingCheck, outcomes: Sequence[Outcome]) -> None:
         """Handle the store's first outcomes of a plan, all that one call had."""
         for outcome in outcomes:
             if not isinstance(outcome, StoreDecision) or not outcome.allowed or outcome.replayed:
@@ -231,11 +240,11 @@ class AdmissionEngine:
 
     def _on_admissions(self, pending: PendingCheck, decisions: Sequence[StoreDecision]) -> None:
         """Answer the usual case, in which all are admitted; demand is counted once for all of them."""
-        plan, times = pending.plan, len(decisions)
-        self._count_demand(plan, decisions[-1], times)
+        plan, times, now_ms = pending.plan, len(decisions), self._clock.monotonic_ms()
+        self._note(plan, decisions[-1], now_ms, times)
         if not plan.is_subrequest:
             self._metrics.checks.seconds.observe(perf_counter() - pending.started_s, times)
-        for decision in self._slices.apply(plan.request, decisions, pending.asked_at_ms):
+        for decision in self._slices.apply(plan.policy_charges, plan.request, decisions, pending.asked_at_ms, now_ms):
             pending.answer(self._verdict(plan, decision))
 
     def _on_outcome(self, pending: PendingCheck, outcome: Outcome) -> None:
@@ -243,10 +252,11 @@ class AdmissionEngine:
         if isinstance(outcome, StoreDecision) and not outcome.replayed:
             if not outcome.allowed and self._retry_with_slices(pending):
                 return
-            self._count_demand(plan, outcome)
+            charges, request, now_ms = plan.policy_charges, plan.request, self._clock.monotonic_ms()
+            self._note(plan, outcome, now_ms)
             if not outcome.allowed:
-                self.denials.remember(plan.request, outcome, pending.asked_at_ms, pending.circumstances)
-            (outcome,) = self._slices.apply(plan.request, [outcome], pending.asked_at_ms)
+                self.denials.remember(charges, request, outcome, pending.asked_at_ms, pending.circumstances)
+            (outcome,) = self._slices.apply(charges, request, [outcome], pending.asked_at_ms, now_ms)
         if self._waiting.missing(plan, outcome) is None:
             self._conclude(pending, outcome)
         else:
@@ -256,9 +266,9 @@ class AdmissionEngine:
         """Ask the store again if token slices that might have helped a denied request were returned to it."""
         if pending.attempts == MAX_ATTEMPTS:
             return False
-        if not self._slices.return_units(pending.plan.request.charges, pending.asked_at_ms):
+        if not self._slices.return_units(pending.plan.policy_charges, pending.asked_at_ms):
             return False
-        self._send(pending.plan, pending.retry(self._clock.monotonic_ms()))
+        self._send(pending.retry(self._clock.monotonic_ms()))
         return True
 
     def _conclude(self, pending: PendingCheck, outcome: Outcome) -> None:
@@ -284,23 +294,25 @@ class AdmissionEngine:
         else:
             pending.answer(outcome)
 
-    def _count_demand(self, plan: CheckPlan, decision: StoreDecision, times: int = 1) -> None:
-        """Count the demand of a request that was decided so many times; `decision` is the last of them."""
+    def _note(self, plan: CheckPlan, decision: StoreDecision, now_ms: int, times: int = 1) -> None:
+        """Note a request that was decided so many times in the records of its keys; `decision` is the last of them."""
+        is_counted = plan.demand_already_counted
         for each, policy in zip(plan.policy_charges, decision.policies, strict=True):
-            charge = each.charge
-            is_grantable = policy.allowed or policy.reason != DenialReason.COST_ABOVE_LIMIT  # else it is no demand
+            charge, state = each.charge, each.state
+            is_demand = not is_counted and (policy.allowed or policy.reason != DenialReason.COST_ABOVE_LIMIT)
             if isinstance(charge, RateCharge):
-                if is_grantable and not plan.demand_already_counted:
-                    self._share_loop.record_demand(charge, charge.cost * times, charge.cost)
-                self._share_loop.record_bucket(charge, policy.available, policy.last_grant)
-            elif is_grantable and isinstance(charge, AllowanceCharge):
-                if not plan.demand_already_counted:
+                if is_demand:
+                    cost = charge.cost
+                    self._share_loop.record_demand(state, charge, cost * times, now_ms, size=cost, checks=times)
+                self._share_loop.record_bucket(state, charge, policy.available, policy.last_grant, now_ms)
+            elif isinstance(charge, AllowanceCharge):
+                if is_demand:
                     self._quotas.record_demand(charge.quota, charge.cost * times, policy)
                 if decision.hold is not None:
                     self._quotas.add_held(charge.quota, charge.cost)
-            elif is_grantable and isinstance(charge, SlotCharge) and not plan.demand_already_counted:
-                self._share_loop.record_slots(charge, policy)
-        self._fallback.note(plan.policy_charges, decision)
+                self._fallback.note(each, policy, now_ms)
+            elif is_demand:
+                self._share_loop.record_slots(state, charge, policy, now_ms)
 
     # --- verdicts -----------------------------------------------------------------------------------------------------
 
@@ -314,7 +326,7 @@ class AdmissionEngine:
         answer = answer_of(decision.allowed, None, answers)
         if not answer.allowed and not plan.is_subrequest:
             self._log_denial(plan, answer)
-        return Verdict(answer, plan.windows, decision.hold)
+        return Verdict(answer, plan.policy_charges, decision.hold)
 
     def _blocked_verdict(self, plan: CheckPlan, blocked: Blocked) -> Verdict:
         """Deny without asking the store: a block holds during an outage, too, and nothing is consumed."""
@@ -346,12 +358,24 @@ async def await_verdict(admission: Admission, plan: CheckPlan, refusal: Exceptio
     """Await the store's verdict where `decide_locally` gave none, or raise what it gave."""
     if refusal is not None:
         raise refusal
-    answered: asyncio.Future[Verdict | Exception] = asyncio.get_running_loop().create_future()
-    admission.decide_in_store(plan, partial(resolve, answered))
-    verdict = await answered
+    caller = AwaitedVerdict()
+    admission.decide_in_store(plan, caller)
+    verdict = await caller.future
     if isinstance(verdict, Exception):
         raise verdict
     return verdict
+
+
+class AwaitedVerdict:
+    """A caller that is a coroutine."""
+
+    has_disconnected = False
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[Verdict | Exception] = asyncio.get_running_loop().create_future()
+
+    def on_verdict(self, verdict: Verdict | Exception) -> None:
+        resolve(self.future, verdict)
 
 
 def resolve(future: asyncio.Future[T], result: T) -> None:
@@ -361,7 +385,7 @@ def resolve(future: asyncio.Future[T], result: T) -> None:
 
 
 def _verdict_of(plan: CheckPlan, answer: CheckAnswer | Exception) -> Verdict | Exception:
-    return answer if isinstance(answer, Exception) else Verdict(answer, plan.windows)
+    return answer if isinstance(answer, Exception) else Verdict(answer, plan.policy_charges)
 
 
 def _is_request_error(outcome: Exception) -> bool:
@@ -376,6 +400,16 @@ def _lacks_lease_only(plan: CheckPlan, decision: StoreDecision) -> bool:
     pairs = zip(plan.policy_charges, decision.policies, strict=True)
     denials = [policy.reason for each, policy in pairs if not (policy.allowed or each.is_shadow)]
     return all(reason == DenialReason.NO_LEASE for reason in denials)
+
+
+def _request_of(plan: CheckPlan, incarnation: StoreIncarnation) -> StoreRequest:
+    """Return the request to send. That of a hold has an id of its own each time."""
+    request = plan.request
+    if plan.hold_ms is None:
+        return request
+    parts = [part for charge in request.charges if (part := hold_part(charge)) is not None]
+    hold_id = HoldId.fresh(incarnation.epoch, incarnation.lanes, parts, plan.sibling_holds)
+    return StoreRequest(request.mode, request.charges, request.operation, HoldTerms(hold_id, plan.hold_ms))
 
 
 def _takes_allowance(request: StoreRequest) -> bool:

@@ -1,6 +1,6 @@
 """A check that waits for the store, and the callers that get its verdict."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Protocol
 
@@ -13,87 +13,93 @@ from regional_agent.store.types import Outcome
 
 log = structlog.get_logger()
 
-OnVerdict = Callable[[Verdict | Exception], None]
 
-
-class Client(Protocol):
-    """The connection that a check came over."""
+class Caller(Protocol):
+    """What gets the verdict on a check: a connection, a batch, or a coroutine that waits."""
 
     @property
-    def has_disconnected(self) -> bool: ...
+    def has_disconnected(self) -> bool:
+        """Return whether no answer reaches the client any more, so that no units are spent for it."""
+
+    def on_verdict(self, verdict: Verdict | Exception, /) -> None:
+        """Take a verdict, or OperationConflict, or a bug."""
+
+
+class Decider(Protocol):
+    """What handles the store's outcomes of a check."""
+
+    def on_outcomes(self, pending: "PendingCheck", outcomes: Sequence[Outcome], /) -> None: ...
 
 
 class PendingCheck:
-    """Equal checks of one turn of the event loop. The batcher calls it with their outcomes."""
+    """Equal checks of one turn of the event loop. The batcher queues it, and it is completed with their outcomes."""
 
     __slots__ = (
         "_answered",
-        "_clients",
-        "_on_outcomes",
+        "_decider",
         "asked_at_ms",
         "attempts",
-        "batch",
+        "callers",
         "circumstances",
-        "on_verdicts",
         "plan",
+        "request",
         "started_s",
+        "times",
     )
 
     def __init__(
         self,
+        decider: Decider,
         plan: CheckPlan,
-        on_outcomes: "Callable[[PendingCheck, Sequence[Outcome]], None]",
+        callers: list[Caller],
         now_ms: int,
         circumstances: Circumstances,
-        batch: int = -1,
+        attempts: int = 1,
     ) -> None:
-        """`batch`: the batcher's number, as long as equal checks may join."""
-        self._on_outcomes = on_outcomes
+        self._decider = decider
+        self.plan = plan
+        self.request = plan.request
+        self.callers = callers
+        self.times = len(callers)
         self.asked_at_ms = now_ms
         self.circumstances = circumstances
-        self.plan = plan
-        self.batch = batch
-        self.on_verdicts: list[OnVerdict] = []
-        self._clients: list[Client | None] = []
-        self._answered = 0
-        self.attempts = 1
+        self.attempts = attempts
         self.started_s = perf_counter()
+        self._answered = 0
 
-    def add(self, on_verdict: OnVerdict, client: Client | None, times: int) -> None:
-        self.on_verdicts += [on_verdict] * times
-        self._clients += [client] * times
+    def complete(self, outcomes: Sequence[Outcome]) -> None:
+        try:
+            self._decider.on_outcomes(self, outcomes)
+        except Exception:
+            log.exception("outcomes of the store could not be handled")
+
+    def join(self, caller: Caller, times: int) -> None:
+        self.callers += [caller] * times
+        self.times += times
 
     def alone(self) -> "PendingCheck":
         """Take the next caller out, to be answered by itself."""
-        if len(self.on_verdicts) == 1:
-            return self
-        alone = self.retry(self.asked_at_ms)
-        alone.attempts = self.attempts
-        return alone
+        return self if self.times == 1 else self._next_caller(self.asked_at_ms, self.attempts)
 
     def retry(self, now_ms: int) -> "PendingCheck":
         """Take the next caller out, to ask the store for it once more."""
-        retry = PendingCheck(self.plan, self._on_outcomes, now_ms, self.circumstances)
-        retry.add(self.on_verdicts[self._answered], self._clients[self._answered], 1)
+        return self._next_caller(now_ms, self.attempts + 1)
+
+    def _next_caller(self, now_ms: int, attempts: int) -> "PendingCheck":
+        caller = self.callers[self._answered]
         self._answered += 1
-        retry.attempts, retry.started_s = self.attempts + 1, self.started_s
-        return retry
+        alone = PendingCheck(self._decider, self.plan, [caller], now_ms, self.circumstances, attempts)
+        alone.started_s = self.started_s
+        return alone
 
     def answer(self, verdict: Verdict | Exception) -> None:
-        """Answer the next caller. A fault of one caller's callback must not harm the others."""
+        """Answer the next caller. A fault of one caller must not harm the others."""
         self._answered += 1
         try:
-            self.on_verdicts[self._answered - 1](verdict)
+            self.callers[self._answered - 1].on_verdict(verdict)
         except Exception:
             log.exception("a verdict could not be delivered")
 
     def is_cancelled(self) -> bool:
-        """Return whether the next caller has disconnected, so that no units are spent for it."""
-        client = self._clients[self._answered]
-        return client is not None and client.has_disconnected
-
-    def __call__(self, outcomes: Sequence[Outcome]) -> None:
-        try:
-            self._on_outcomes(self, outcomes)
-        except Exception:
-            log.exception("outcomes of the store could not be handled")
+        """Return whether the next caller has disconnected."""
+        return self.callers[self._answered].has_disconnected

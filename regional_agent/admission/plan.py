@@ -1,13 +1,13 @@
 """The plan of a check: everything about it that is known before any store is asked."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from protocol.check import Check, Hold
 from protocol.limits.document import AllowanceQuota
-from regional_agent.admission.answers import Window, window_of
 from regional_agent.admission.blocks import Blocked
 from regional_agent.admission.policies import HoldNeeded, Policies, PolicyCharge, Subject, digest
 from regional_agent.admission.rules.ceilings import AboveCeiling, allowance_ceiling, rate_ceiling
@@ -19,13 +19,12 @@ ALLOWANCE_OPERATION_TTL_MS = 24 * 3600 * 1000
 OTHER_OPERATION_TTL_MS = 10 * 60 * 1000
 
 
-class CheckPlan(NamedTuple):
+class CheckPlan(Struct, frozen=True, eq=False, gc=False):
     """A check, and what each policy that it meets takes of which quota."""
 
     subject: Subject
     policy_charges: list[PolicyCharge]
     request: StoreRequest
-    windows: list[Window]
     blocked: Blocked | None = None  # then the rest is empty
     hold_ms: int | None = None  # of a hold: how long it lasts
     sibling_holds: tuple[HoldId, ...] = ()  # what is set aside for the same request in other cells
@@ -35,6 +34,11 @@ class CheckPlan(NamedTuple):
     def is_cacheable(self) -> bool:
         """Return whether the same check has the same plan as long as the policies do not change."""
         return self.blocked is None and self.request.operation is None
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether the records of all its keys are still those of the agent."""
+        return all(each.state.is_known for each in self.policy_charges)
 
     @property
     def demand_already_counted(self) -> bool:
@@ -48,7 +52,7 @@ def subject_of(check: Check) -> Subject:
 
 
 def plan_blocked(check: Check, subject: Subject, blocked: Blocked) -> CheckPlan:
-    return CheckPlan(subject, [], StoreRequest(check.mode, []), [], blocked)
+    return CheckPlan(subject, [], StoreRequest(check.mode, ()), blocked)
 
 
 def plan_request(policies: Policies, check: Check, subject: Subject, adjust_ceiling: int) -> CheckPlan:
@@ -57,9 +61,9 @@ def plan_request(policies: Policies, check: Check, subject: Subject, adjust_ceil
     if check.mode == "adjust":
         _refuse_above_ceiling(policy_charges, adjust_ceiling)
     request = StoreRequest(
-        check.mode, tuple(each.charge for each in policy_charges), _operation(check, subject, policy_charges)
+        check.mode, tuple([each.charge for each in policy_charges]), _operation(check, subject, policy_charges)
     )
-    return CheckPlan(subject, policy_charges, request, [window_of(each) for each in policy_charges])
+    return CheckPlan(subject, policy_charges, request)
 
 
 def require_no_slots(plan: CheckPlan, mode: str) -> None:
@@ -76,7 +80,7 @@ def as_hold(plan: CheckPlan, hold: Hold) -> CheckPlan:
     if operation is not None:
         operation = operation._replace(body=digest(["hold", operation.body, str(hold.units), str(hold.ttl_ms)]))
     request = StoreRequest("hold", tuple(each.charge for each in policy_charges), operation)
-    return plan._replace(policy_charges=policy_charges, request=request, hold_ms=hold.ttl_ms)
+    return replace(plan, policy_charges=policy_charges, request=request, hold_ms=hold.ttl_ms)
 
 
 def _refuse_above_ceiling(policy_charges: Sequence[PolicyCharge], factor: int) -> None:

@@ -8,13 +8,16 @@ the most frequent routes are cached. All caches belong to one bundle and go with
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, TypeGuard
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from protocol.addresses import Network, parse_network
+from protocol.clock import SystemClock
 from protocol.identifiers import ESCAPE, MAX_QUOTA_KEY_LENGTH, parse_quota_key, quota_key, wider_keys
 from protocol.limits.document import (
     OTHER_CLASSES,
@@ -39,6 +42,7 @@ from protocol.limits.document import (
     slot_ttl_ms,
 )
 from protocol.limits.rates import SLICED, Rate, Sharing, base_rate, base_slots, parse_duration_ms, parse_rate, share_of
+from regional_agent.admission.key_states import KeyState, KeyStates
 from regional_agent.admission.rules.generational_cache import GenerationalCache
 from regional_agent.admission.rules.routes import Routes
 from regional_agent.admission.rules.subjects import (
@@ -134,13 +138,12 @@ class RoutePolicies(NamedTuple):
     has_networks: bool  # some apply only to certain addresses
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyCharge:
-    """What one policy charges for one request."""
+class PolicyCharge(Struct, frozen=True, eq=False, gc=False):
+    """What one policy charges for one request, and the record of the key that it charges."""
 
     policy: CompiledPolicy
     charge: Charge
-    wait_ms: int = 0
+    state: KeyState
     began_at: datetime | None = None  # the tenant's subscription, where that says when periods begin
 
     @property
@@ -151,13 +154,15 @@ class PolicyCharge:
         """Return the charge of a hold: of allowances its units, of anything else what a check costs."""
         if not isinstance(self.charge, AllowanceCharge):
             return self
-        return replace(self, charge=self.charge._replace(cost=units))
+        return replace(self, charge=replace(self.charge, cost=units))
 
 
 class Policies:
     """The policies of one bundle, at an age of it: with the overrides that are in force then."""
 
-    def __init__(self, bundle: PolicyBundle, age_ms: int = 0) -> None:
+    def __init__(self, bundle: PolicyBundle, age_ms: int = 0, keys: KeyStates | None = None) -> None:
+        """`keys`: the records of the agent's keys, which outlive a bundle."""
+        self._keys = keys if keys is not None else KeyStates(SystemClock())
         self.version = bundle.version
         self._bundle = bundle
         self._routes = Routes((policy.spec.match.route, policy) for policy in _compiled(bundle.document))
@@ -195,27 +200,29 @@ class Policies:
     def charges_for(self, subject: Subject, cost: int | None) -> list[PolicyCharge]:
         """Return what each policy that the request meets charges. Shadows ignore a subject that they cannot read."""
         match, charges = self._match_route(subject), []
+        plan = self._plan_of(subject)
         for policy in _within_network(match, subject):
             try:
-                charges.append(self._charge(policy, subject, match.route_class, cost))
+                charges.append(self._charge(policy, subject, match.route_class, plan, cost))
             except (UnknownSubjectField, InvalidAddress, InvalidSubjectValue):
                 if not policy.is_shadow:
                     raise
         return charges
 
-    def _charge(self, policy: CompiledPolicy, subject: Subject, route_class: str, cost: int | None) -> PolicyCharge:
+    def _charge(
+        self, policy: CompiledPolicy, subject: Subject, route_class: str, plan: str | None, cost: int | None
+    ) -> PolicyCharge:
         quota, units = policy.quota, policy.cost(route_class) if cost is None else cost
-        plan = self._plan_of(subject)
         key = policy.key(subject, route_class, plan)
-        limit = self._limit(quota, plan, key)
+        limit, state = self._limit(quota, plan, key), self._keys.of(key)
         if isinstance(quota, AllowanceQuota):
             assert isinstance(limit, int)
             on_expiry, dimensions = policy.spec.on_hold_expiry.value, policy.usage_dimensions(subject, route_class)
             charge = AllowanceCharge(key, units, limit, dimensions, on_expiry)
-            return PolicyCharge(policy, charge, policy.wait_ms, self._bundle.began_at.get(subject.get("tenant", "")))
+            return PolicyCharge(policy, charge, state, self._bundle.began_at.get(subject.get("tenant", "")))
         if isinstance(quota, ConcurrencyQuota):
             assert isinstance(limit, int)
-            return PolicyCharge(policy, self._slots(quota, key, units, limit, is_shadow=policy.is_shadow))
+            return PolicyCharge(policy, self._slots(quota, key, units, limit, is_shadow=policy.is_shadow), state)
         assert isinstance(limit, Rate)
         rate_micro, burst, window_ms = limit
         rate = RateCharge(
@@ -229,7 +236,7 @@ class Policies:
             policy.is_shadow,
             policy.is_shared and self._has_others,
         )
-        return PolicyCharge(policy, rate)
+        return PolicyCharge(policy, rate, state)
 
     def _slots(self, quota: ConcurrencyQuota, key: str, units: int, limit: int, *, is_shadow: bool) -> SlotCharge:
         """Return the charge of slots. Shared ones have the limit of all and the base share of this one."""

@@ -79,7 +79,7 @@ class WaitForUnits:
                 outcome = await self._ask_coordinator(pending, outcome)
                 break
             now_ms = self._clock.monotonic_ms()
-            deadline_ms = now_ms + missing.wait_ms if deadline_ms is None else deadline_ms
+            deadline_ms = now_ms + missing.policy.wait_ms if deadline_ms is None else deadline_ms
             if now_ms >= deadline_ms:
                 break
             self._metrics.waits.inc()
@@ -91,7 +91,7 @@ class WaitForUnits:
         """Ask for units of central quotas, for as long as their policies let a request wait."""
         plan, began_ms, was_answered = pending.plan, self._clock.monotonic_ms(), False
         while missing := self._central(self._all_missing(plan, outcome)):
-            left_ms = began_ms + min(each.wait_ms for each in missing) - self._clock.monotonic_ms()
+            left_ms = began_ms + min(each.policy.wait_ms for each in missing) - self._clock.monotonic_ms()
             asks = (
                 self._quotas.request_units(each.charge.quota, each.charge.cost, left_ms, again=was_answered)
                 for each in missing

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from protocol.circuit_breaker import CircuitBreaker
 from protocol.clock import Clock
 from regional_agent.admission.engine import AdmissionEngine
+from regional_agent.admission.key_states import KeyStates
 from regional_agent.admission.rules.hold_ids import HoldId
 from regional_agent.admission.token_slices import TokenSlices
 from regional_agent.leasing.coordinator_client import CoordinatorClient
@@ -42,8 +43,9 @@ class Cell:
         metrics: AgentMetrics,
         settings: AgentSettings,
         clock: Clock,
+        keys: KeyStates,
     ) -> None:
-        """`number`: the cell's number in a Cluster; None in a single store."""
+        """`number`: the cell's number in a Cluster; None in a single store. `keys`: those of all cells of the agent."""
         self.number = number
         self._clock = clock
         self.store = store
@@ -55,7 +57,7 @@ class Cell:
         self.epochs = EpochManager(store, self.scripts, coordinator, on_established=self.breaker.record_success)
         self.quotas = Quotas(clock)
         batcher = CheckBatcher(self.scripts, self.breaker)
-        self.share_loop = ShareLoop(settings.name, self.scripts, self.epochs, self.quotas, coordinator, metrics, clock)
+        self.share_loop = ShareLoop(settings.name, self.scripts, self.epochs, keys, coordinator, metrics, clock)
         self.slices = TokenSlices(batcher, self.epochs, self.share_loop, clock)
         fallback = OutageFallback(journal, metrics, clock, settings.workers)
         self.admission = AdmissionEngine(

@@ -18,15 +18,15 @@ from itertools import compress
 from time import perf_counter
 from typing import NamedTuple
 
-import msgspec
 import structlog
+from msgspec.structs import replace
 
 from protocol.check import Check, Hold, PolicyAnswer
 from protocol.outcomes import HoldOutcome
 from regional_agent.admission.answers import Verdict, answer_of
 from regional_agent.admission.blocks import Blocks
 from regional_agent.admission.engine import verdict_on
-from regional_agent.admission.pending_check import Client, OnVerdict
+from regional_agent.admission.pending_check import Caller
 from regional_agent.admission.plan import CheckPlan
 from regional_agent.admission.policies import Policies, digest
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
@@ -89,20 +89,18 @@ class MultiCellAdmission:
         """Return None: what needs no store is known to the engine of the cell that the request lies in."""
         return None
 
-    def decide_in_store(
-        self, plan: CheckPlan, on_verdict: OnVerdict, times: int = 1, client: Client | None = None
-    ) -> None:
-        self.submit(plan, on_verdict, times, client)
+    def decide_in_store(self, plan: CheckPlan, caller: Caller, times: int = 1) -> None:
+        self.submit(plan, caller, times)
 
-    def submit(self, plan: CheckPlan, on_verdict: OnVerdict, times: int = 1, client: Client | None = None) -> None:
+    def submit(self, plan: CheckPlan, caller: Caller, times: int = 1) -> None:
         plan = drop_foreign_shadows(plan)
         steps = self._steps(plan)
         if len(steps) <= 1:
             cell = steps[0].cell if steps else self._cells[0]
-            cell.admission.submit(plan, on_verdict, times, client)
+            cell.admission.submit(plan, caller, times)
             return
         for _ in range(times):
-            task = asyncio.get_running_loop().create_task(self._decide_over_cells(plan, steps, on_verdict))
+            task = asyncio.get_running_loop().create_task(self._decide_over_cells(plan, steps, caller))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -118,14 +116,14 @@ class MultiCellAdmission:
             places.setdefault(cell_of(each.charge.quota), []).append(place)
         return [Step(number, self._cells[number], tuple(found)) for number, found in sorted(places.items())]
 
-    async def _decide_over_cells(self, plan: CheckPlan, steps: list[Step], on_verdict: OnVerdict) -> None:
+    async def _decide_over_cells(self, plan: CheckPlan, steps: list[Step], caller: Caller) -> None:
         began = perf_counter()
         outcome: Verdict | Exception
         try:
             outcome = await TwoPhaseCheck(plan, steps).decide()
         except (StoreUnavailable, StoreError) as error:
             log.warning("multi-cell check denied: store unavailable", reason=str(error))
-            outcome = Verdict(closed(plan.policy_charges), plan.windows)
+            outcome = Verdict(closed(plan.policy_charges), plan.policy_charges)
         except OperationConflict as error:
             outcome = error
         except Exception as error:
@@ -136,7 +134,7 @@ class MultiCellAdmission:
             if not outcome.answer.allowed and plan.request.mode not in LOOKS:
                 self._metrics.decision_log.note(plan.subject, outcome.answer, int(began * 1000))
             self._metrics.checks.seconds.observe(perf_counter() - began)
-        on_verdict(outcome)
+        caller.on_verdict(outcome)
 
 
 class TwoPhaseCheck:
@@ -214,16 +212,17 @@ class TwoPhaseCheck:
         return await self._decide_step(step, request, hold_ms, siblings)
 
     async def _apply_fallback(self, step: Step) -> Verdict:
-        request = self._plan.request._replace(charges=self._charges(step))
+        request = self._plan.request
+        request = StoreRequest(request.mode, self._charges(step), request.operation)
         return await self._decide_step(step, request, self._plan.hold_ms)
 
     async def _decide_step(
         self, step: Step, request: StoreRequest, hold_ms: int | None = None, siblings: tuple[HoldId, ...] = ()
     ) -> Verdict:
-        plan = self._plan._replace(
+        plan = replace(
+            self._plan,
             policy_charges=[self._plan.policy_charges[place] for place in step.places],
             request=request,
-            windows=[self._plan.windows[place] for place in step.places],
             hold_ms=hold_ms,
             sibling_holds=siblings,
             is_subrequest=True,
@@ -333,7 +332,7 @@ class TwoPhaseCheck:
         degraded = next((mode.value for mode in STRICTEST_FIRST if mode.value in modes), None)
         is_allowed = admitted is not None or _all_admit(verdicts)
         hold = (admitted or self._merge_holds(verdicts)) if self._is_hold and is_allowed else None
-        return Verdict(answer_of(is_allowed, degraded, policies), self._plan.windows, hold)
+        return Verdict(answer_of(is_allowed, degraded, policies), self._plan.policy_charges, hold)
 
     def _merge_holds(self, verdicts: Verdicts) -> HoldTerms | None:
         """Return the coordinating cell's hold, which names all others, with the shortest time to live of all."""
@@ -349,11 +348,9 @@ def drop_foreign_shadows(plan: CheckPlan) -> CheckPlan:
     kept = [not each.is_shadow or {cell_of(each.charge.quota)} == cells for each in plan.policy_charges]
     if all(kept):
         return plan
-    return plan._replace(
-        policy_charges=list(compress(plan.policy_charges, kept)),
-        request=plan.request._replace(charges=tuple(compress(plan.request.charges, kept))),
-        windows=list(compress(plan.windows, kept)),
-    )
+    mode, charges, operation = plan.request.mode, plan.request.charges, plan.request.operation
+    request = StoreRequest(mode, tuple(compress(charges, kept)), operation)
+    return replace(plan, policy_charges=list(compress(plan.policy_charges, kept)), request=request)
 
 
 def _coordinating_step(plan: CheckPlan, steps: Sequence[Step]) -> Step:
@@ -385,13 +382,13 @@ def _with_new_parts(hold: HoldId, taken: Iterable[HoldId]) -> HoldId:
 
 def _as_admitted(verdict: Verdict) -> Verdict:
     answer = answer_of(True, verdict.answer.degraded, list(map(_allowed, verdict.answer.policies)))
-    return Verdict(answer, verdict.windows, verdict.hold)
+    return Verdict(answer, verdict.policy_charges, verdict.hold)
 
 
 def _released(charge: Charge) -> Charge:
     """Return the charge of a check: its hold lasts a moment only, and when it runs out no work was done."""
-    return charge._replace(on_hold_expiry="release") if isinstance(charge, AllowanceCharge) else charge
+    return replace(charge, on_hold_expiry="release") if isinstance(charge, AllowanceCharge) else charge
 
 
 def _allowed(answer: PolicyAnswer) -> PolicyAnswer:
-    return msgspec.structs.replace(answer, allowed=True, retry_after_ms=0, reason=None)
+    return replace(answer, allowed=True, retry_after_ms=0, reason=None)

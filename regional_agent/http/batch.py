@@ -3,10 +3,11 @@
 Equal checks in a row are submitted once, as a run: their plan is cached, so they are the same object.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import groupby
 
+import msgspec
 import structlog
 
 from protocol.check import BatchAnswer, BatchItem, Check
@@ -38,16 +39,51 @@ def authorize(plan: CheckPlan | Exception, *, may_adjust: bool) -> CheckPlan | E
     return adjust_forbidden()
 
 
+_decode_plain = msgspec.json.Decoder(Check).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def decode_check(raw: bytes) -> Check:
+    """Return a check as `decode` does, in a third of its time where the body is plain.
+
+    A body without escapes has two quotes for each name and each text of its check. It has more of them if a name occurs
+    twice, or if it has a field that its encoding leaves out: then `decode` looks closer.
+    """
+    if raw.isascii() and b"\\" not in raw:
+        with suppress(msgspec.MsgspecError, RecursionError):
+            check = _decode_plain(raw)
+            if _encode(check).count(b'"') == raw.count(b'"'):
+                return check
+    return decode(raw, Check)
+
+
 def plan_batch_item(admission: Admission, item: bytes) -> CheckPlan | Exception:
     """Decode one check of a batch. A Problem with its JSON is the answer to this check, not to the batch."""
     try:
-        return plan_or_refusal(admission, decode(item, Check))
+        return plan_or_refusal(admission, decode_check(item))
     except Problem as problem:
         return problem
 
 
+class BatchPlaces:
+    """The caller of equal checks in a row: their verdicts may go to any of their places."""
+
+    __slots__ = ("_batch", "_next")
+
+    has_disconnected = False  # the answer to the other checks is worth as much
+
+    def __init__(self, batch: "PendingBatch", first: int) -> None:
+        self._batch = batch
+        self._next = first
+
+    def on_verdict(self, verdict: Verdict | Exception) -> None:
+        place, self._next = self._next, self._next + 1
+        self._batch.fill(place, verdict)
+
+
 class PendingBatch:
     def __init__(self, path: str, request_id: str, on_answer: Callable[[BatchAnswer], object]) -> None:
+        """`on_answer` gets the answer when all checks have theirs."""
         self._path = path
         self._request_id = request_id
         self._on_answer = on_answer
@@ -61,15 +97,13 @@ class PendingBatch:
         for _, equal in groupby(plans, key=id):
             plan, *others = equal
             begin, end = end, end + 1 + len(others)
-            places = iter(range(begin, end))
             if isinstance(plan, Exception):
-                self._on_verdict(places, plan)
+                self.fill(begin, plan)
             else:
-                admission.submit(plan, partial(self._on_verdict, places), end - begin)
+                admission.submit(plan, BatchPlaces(self, begin), end - begin)
 
-    def _on_verdict(self, places: Iterator[int], outcome: Verdict | Exception) -> None:
-        """Fill the next place of a run: its checks are equal, so their verdicts may go to any of them."""
-        self._items[next(places)] = self._item(outcome)
+    def fill(self, place: int, outcome: Verdict | Exception) -> None:
+        self._items[place] = self._item(outcome)
         self._left -= 1
         if not self._left:
             self._on_answer(BatchAnswer(items=self._items))

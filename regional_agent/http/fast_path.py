@@ -12,7 +12,6 @@ A connection has one request under way at a time. What the client sends behind i
 it has been read; answers keep their order. Nothing here is a coroutine: the store's reply calls back.
 """
 
-from functools import partial
 from time import perf_counter
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,16 +20,15 @@ import msgspec
 import structlog
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from protocol.check import BatchAnswer, Check
+from protocol.check import BatchAnswer
 from regional_agent.admission.answers import Verdict
 from regional_agent.admission.check_cache import CheckCache
 from regional_agent.admission.engine import Admission
 from regional_agent.admission.plan import CheckPlan
 from regional_agent.admission.rules.generational_cache import GenerationalCache
-from regional_agent.http.batch import PendingBatch, authorize, plan_or_refusal
+from regional_agent.http.batch import PendingBatch, authorize, decode_check, plan_or_refusal
 from regional_agent.http.callers import CallerRules
 from regional_agent.http.schemas import BatchItems, HttpAnswer, check_response
-from web.bodies import decode
 from web.http_protocol import BoundedProtocol
 from web.metrics import HttpMetrics
 from web.problems import Problem
@@ -158,7 +156,7 @@ class FastPath:
         cached = self._plans.find(raw)
         if cached is not None:
             return cached
-        plan = plan_or_refusal(self.admission, decode(raw, Check))
+        plan = plan_or_refusal(self.admission, decode_check(raw))
         if isinstance(plan, CheckPlan) and len(raw) <= MAX_CACHED_BYTES:
             self._plans.keep(raw, plan)
         return plan
@@ -206,6 +204,7 @@ class FastProtocol(BoundedProtocol):
         super().__init__(*args, **kwargs)
         self._head: Head | None = None  # of the request that is being decided
         self._raw = b""  # its bytes
+        self._request_id = ""
         self._started_s = 0.0
         self._decided = 0  # requests so far
         self._unread = bytearray()  # received, and not parsed yet
@@ -304,18 +303,21 @@ class FastProtocol(BoundedProtocol):
 
     def _decide(self, head: Head, raw: bytes, body: bytes) -> None:
         self._head, self._raw, self._started_s = head, raw, perf_counter()
+        self._request_id = head.request_id or new_request_id()
         self._decided += 1
         if head.path == BATCH:
             self._decide_batch(head, body)
             return
         try:
-            plan = authorize(self.fast_path.plan(body), may_adjust=head.may_adjust)
+            plan = self.fast_path.plan(body)
+            if not head.may_adjust:
+                plan = authorize(plan, may_adjust=False)
         except Problem as problem:
             plan = problem
         if isinstance(plan, Exception):
-            self._on_verdict(plan)
+            self.on_verdict(plan)
         else:
-            self.fast_path.admission.submit(plan, self._on_verdict, 1, self)
+            self.fast_path.admission.submit(plan, self)
 
     def _decide_batch(self, head: Head, body: bytes) -> None:
         plans = self.fast_path.plan_batch(body)
@@ -323,49 +325,42 @@ class FastProtocol(BoundedProtocol):
             self._head = None
             self._hand_on(self._raw)
         else:
-            request_id = head.request_id or new_request_id()
             plans = [authorize(plan, may_adjust=head.may_adjust) for plan in plans]
-            PendingBatch(BATCH, request_id, partial(self._on_batch_answer, request_id)).submit(
-                self.fast_path.admission, plans
-            )
+            PendingBatch(BATCH, self._request_id, self._on_batch_answer).submit(self.fast_path.admission, plans)
 
-    def _on_batch_answer(self, request_id: str, answer: BatchAnswer) -> None:
-        self._answer(HttpAnswer(200, "application/json", {}, _encode(answer)), request_id)
+    def _on_batch_answer(self, answer: BatchAnswer) -> None:
+        self._answer(HttpAnswer(200, "application/json", {}, _encode(answer)))
 
-    def _on_verdict(self, verdict: Verdict | Exception) -> None:
-        assert self._head is not None
-        if isinstance(
-            verdict, Exception
-        ):  # nothing was consumed: FastAPI's route plans it again, and words the refusal
+    def on_verdict(self, verdict: Verdict | Exception) -> None:
+        if isinstance(verdict, Exception):  # nothing was consumed: FastAPI's route plans it again, and words it
             self._head = None
             self._hand_on(self._raw)
             self._resume()
-            return
-        request_id = self._head.request_id or new_request_id()
-        self._answer(check_response(verdict, CHECK, request_id), request_id)
+        else:
+            self._answer(check_response(verdict, CHECK, self._request_id))
 
     # --- output -------------------------------------------------------------------------------------------------------
 
-    def _answer(self, answer: HttpAnswer, request_id: str) -> None:
+    def _answer(self, answer: HttpAnswer) -> None:
         assert self._head is not None
         path, self._head = self._head.path, None
         seconds = perf_counter() - self._started_s
         self.fast_path.metrics.observe(path, "POST", answer.status, seconds)
         if answer.status >= SERVER_ERROR:
-            self._log_error(path, answer.status, seconds, request_id)
+            self._log_error(path, answer.status, seconds)
         if not self.transport.is_closing():
-            self.transport.write(self._encode_response(answer, request_id))
+            self.transport.write(self._encode_response(answer))
             self._finish()
 
-    def _encode_response(self, answer: HttpAnswer, request_id: str) -> bytes:
+    def _encode_response(self, answer: HttpAnswer) -> bytes:
         begin = self.fast_path.response_head(answer.status, answer.media_type, self.server_state.default_headers)
-        lines = [f"{name}: {value}\r\n" for name, value in answer.headers.items()]
+        lines = "".join([f"{name}: {value}\r\n" for name, value in answer.headers.items()])
         end = "connection: close\r\n\r\n" if self._is_last else "\r\n"
-        head = f"content-length: {len(answer.body)}\r\n{''.join(lines)}x-request-id: {request_id}\r\n{end}"
+        head = f"content-length: {len(answer.body)}\r\n{lines}x-request-id: {self._request_id}\r\n{end}"
         return begin + head.encode("latin-1") + answer.body
 
-    def _log_error(self, path: str, status: int, seconds: float, request_id: str) -> None:
-        duration_ms = round(seconds * 1000, 2)
+    def _log_error(self, path: str, status: int, seconds: float) -> None:
+        duration_ms, request_id = round(seconds * 1000, 2), self._request_id
         _log.info("request", method="POST", route=path, status=status, duration_ms=duration_ms, request_id=request_id)
 
     def _finish(self) -> None:

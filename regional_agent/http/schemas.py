@@ -67,19 +67,16 @@ def headers_of(policies: Sequence[PolicyAnswer], windows: Sequence[Window]) -> d
 
     A policy that admitted the request without counting it (`open`) has no figures, so it has no headers.
     """
-    pairs = zip(policies, windows, strict=True)
-    enforced = [pair for pair in pairs if not pair[0].shadow and not (pair[0].allowed and pair[0].degraded == "open")]
-    if not enforced:
+    quotas, left, tightest = [], [], None
+    for each, window in zip(policies, windows, strict=True):
+        if each.shadow or (each.allowed and each.degraded == "open"):
+            continue
+        quotas.append(f'"{each.policy}";q={min(each.limit, MAX_HEADER_INTEGER)}{_window_parameter(each, window)}')
+        left.append(f'"{each.policy}";r={min(each.remaining, MAX_HEADER_INTEGER)}{_time_parameter(each, window)}')
+        if tightest is None or (each.allowed, each.remaining) < (tightest.allowed, tightest.remaining):
+            tightest = each
+    if tightest is None:
         return {}
-    quotas = [
-        f'"{each.policy}";q={min(each.limit, MAX_HEADER_INTEGER)}{_window_parameter(each.kind, window.seconds)}'
-        for each, window in enforced
-    ]
-    left = [
-        f'"{each.policy}";r={min(each.remaining, MAX_HEADER_INTEGER)}{_time_parameter(each, window)}'
-        for each, window in enforced
-    ]
-    tightest, _ = enforced[0] if len(enforced) == 1 else min(enforced, key=_room)
     return {
         "RateLimit-Policy": ", ".join(quotas),
         "RateLimit": ", ".join(left),
@@ -101,15 +98,11 @@ def _time_parameter(answer: PolicyAnswer, window: Window) -> str:
     return f";t={_seconds(answer.reset_ms)}"
 
 
-def _room(pair: tuple[PolicyAnswer, Window]) -> tuple[bool, int]:
-    return pair[0].allowed, pair[0].remaining
-
-
-def _window_parameter(kind: str, window_s: int) -> str:
+def _window_parameter(answer: PolicyAnswer, window: Window) -> str:
     """Return `w` or, for slots, `qu`: a concurrency has no window, and no window may be zero."""
-    if kind == "concurrency":
+    if answer.kind == "concurrency":
         return ';qu="concurrent-requests"'
-    return f";w={window_s}" if window_s else ""
+    return f";w={window.seconds}" if window.seconds else ""
 
 
 def retry_after_header(retry_after_ms: int | None, jitter: float) -> Mapping[str, str]:

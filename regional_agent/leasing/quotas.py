@@ -5,13 +5,9 @@ waits only when the lease is spent and its policy allows it: then its cost is pa
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from heapq import nlargest
-from itertools import islice
-from operator import attrgetter
-from typing import NamedTuple
 
 import structlog
 
@@ -22,15 +18,14 @@ from regional_agent.admission.rules.denial_causes import LeaseOutlook
 from regional_agent.leasing.central import CentralQuota
 from regional_agent.leasing.quota import GrantAnswer, LeasedQuota, Quota
 from regional_agent.leasing.rules.contact import CoordinatorContact
-from regional_agent.leasing.rules.demand import Demand
+from regional_agent.leasing.rules.demand import Demand, HotKey, hottest
 from regional_agent.leasing.rules.refill import LONGEST_PAUSE_MS
 from regional_agent.leasing.rules.set_aside import SET_ASIDE_MS, SetAside
-from regional_agent.leasing.schedule import MOST_FOLLOWED, MOST_RECENT, QuotaSchedule
+from regional_agent.leasing.schedule import MOST_FOLLOWED, QuotaSchedule
 from regional_agent.store.types import PolicyDecision
 
 log = structlog.get_logger()
 
-MOST_RATES = 10_000
 MOST_DUE = 100  # quotas in one exchange
 LOG_AGAIN_MS = 60_000
 # An expired lease is good again once its rest was returned, and a closed epoch is replaced: requests go on waiting.
@@ -41,11 +36,6 @@ UNANSWERED_MS = 1_000  # a request without an answer may have been lost: for so 
 CHECK_HELD_MS = 10_000  # no script of an idle lease would notice that a hold has expired
 
 
-class HotKey(NamedTuple):
-    quota: str
-    demand_milli: int
-
-
 class Quotas:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -54,7 +44,6 @@ class Quotas:
         self._surplus: set[str] = set()  # central quotas of which units may lie idle
         self.turned_away = 0  # times that an allowance was not followed, for there are too many
         self._turned_away_log_ms = 0
-        self._rates: OrderedDict[str, Demand] = OrderedDict()
         self._central: frozenset[str] = frozenset()
         self._is_coordinator_lost = False
         self.contact = CoordinatorContact()
@@ -73,17 +62,6 @@ class Quotas:
         now_ms = self._clock.monotonic_ms()
         if quota.is_low(decision, now_ms, self.round_trip_ms) and not self._is_set_aside(name, now_ms):
             self._request(quota)
-
-    def record_rate_demand(self, name: str, units: int) -> None:
-        """Count the demand of a rate. Nothing is leased of it: it is measured to find hot keys."""
-        demand = self._rates.get(name)
-        if demand is None:
-            demand = self._rates[name] = Demand(self._clock.monotonic_ms())
-            if len(self._rates) > MOST_RATES:
-                self._rates.popitem(last=False)
-        else:
-            self._rates.move_to_end(name)
-        demand.note(units)
 
     def add_held(self, name: str, units: int) -> None:
         quota = self._quota(name)
@@ -365,12 +343,9 @@ class Quotas:
         return [quota.name for quota in hottest if not quota.is_central]
 
     def hottest(self, most: int) -> list[HotKey]:
-        """Return the rates and allowances with the highest demand, the hottest first."""
-        now_ms = self._clock.monotonic_ms()
-        demands = [(quota.name, quota.demand) for quota in self._schedule.recent()]
-        demands += islice(reversed(self._rates.items()), MOST_RECENT)
-        measured = (HotKey(name, demand.per_second_milli(now_ms)) for name, demand in demands)
-        return nlargest(most, (key for key in measured if key.demand_milli), key=attrgetter("demand_milli"))
+        """Return the allowances with the highest demand, the hottest first."""
+        recent = ((quota.name, quota.demand) for quota in self._schedule.recent())
+        return hottest(recent, self._clock.monotonic_ms(), most)
 
     # --- within ------------------------------------------------------------------------------------------------------
 

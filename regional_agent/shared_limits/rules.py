@@ -4,10 +4,12 @@ Rates are in millionths of a unit per second (`micro`), what a bucket holds in b
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from msgspec import Struct
 
 from protocol.units import MAX_UNITS
-from regional_agent.leasing.rules.demand import Average
+from regional_agent.leasing.rules.demand import moving_average
 
 AVERAGES_MS = (3_000, 1_000, 300, 100)
 FOLD_MS = 20
@@ -23,6 +25,14 @@ NANO_UNITS = 1_000_000_000
 def needs_no_report(demand_micro: int, base_share_micro: int) -> bool:
     """Return whether demand is under half of the base share, which is reserved for the region anyway."""
     return 2 * demand_micro < base_share_micro
+
+
+def is_slight(units: int, window_ms: int, base_share_micro: int) -> bool:
+    """Return whether so many units in a time are under a quarter of the base share, so that nothing is to be measured.
+
+    Most keys request no more than that, and to measure a demand costs as much as to decide a check.
+    """
+    return 4 * units * 1_000_000_000 < base_share_micro * window_ms
 
 
 def is_urgent(nano_units: int, burst: int, demand_micro: int, share_micro: int) -> bool:
@@ -82,8 +92,7 @@ class DeniedUnits:
             self._second += passed
 
 
-@dataclass(slots=True)
-class RateDemand:
+class RateDemand(Struct, gc=False):
     """Units per second that are requested, whether they are admitted or not.
 
     It is the slowest average that no quicker one contradicts by more than chance would explain: independent requests
@@ -92,34 +101,34 @@ class RateDemand:
     """
 
     since_ms: int
-    _units: int = 0
-    _size: float = 1.0  # of a request: larger ones make for more chance
-    _averages: list[Average] = field(default_factory=lambda: [Average(each) for each in AVERAGES_MS])
+    units: int = 0  # that are not in the averages yet
+    size: float = 1.0  # of a request: larger ones make for more chance
+    averages: tuple[float, ...] = (0.0,) * len(AVERAGES_MS)
 
     def note(self, units: int, now_ms: int, size: int) -> bool:
         """Count units, in requests of a size. Return True if the averages have changed."""
-        self._units += units
-        self._size = size + (self._size - size) * SIZE_WEIGHT ** max(1, units // size)
+        self.units += units
+        if self.size != size:
+            self.size = size + (self.size - size) * SIZE_WEIGHT ** max(1, units // size)
         if now_ms - self.since_ms < FOLD_MS:
             return False
         self._fold(now_ms)
         return True
 
     def per_second_micro(self, now_ms: int) -> int:
-        if now_ms - self.since_ms >= (FOLD_MS if self._units else SILENCE_MS):
+        if now_ms - self.since_ms >= (FOLD_MS if self.units else SILENCE_MS):
             self._fold(now_ms)
         return min(MAX_UNITS, round(self._believed() * 1_000_000))
 
     def _believed(self) -> float:
-        believed = self._averages[0].per_second
-        for quicker in self._averages[1:]:
-            sigma = math.sqrt(max(quicker.per_second, believed) * self._size * 500 / quicker.over_ms)
-            if abs(quicker.per_second - believed) > SIGMAS * sigma:
-                believed = quicker.per_second
+        believed = self.averages[0]
+        for quicker, over_ms in zip(self.averages[1:], AVERAGES_MS[1:], strict=True):
+            sigma = math.sqrt(max(quicker, believed) * self.size * 500 / over_ms)
+            if abs(quicker - believed) > SIGMAS * sigma:
+                believed = quicker
         return believed
 
     def _fold(self, now_ms: int) -> None:
-        elapsed_ms = now_ms - self.since_ms
-        for each in self._averages:
-            each.observe(self._units, elapsed_ms)
-        self._units, self.since_ms = 0, now_ms
+        elapsed_ms, averages = now_ms - self.since_ms, zip(self.averages, AVERAGES_MS, strict=True)
+        self.averages = tuple(moving_average(each, self.units, elapsed_ms, over_ms) for each, over_ms in averages)
+        self.units, self.since_ms = 0, now_ms

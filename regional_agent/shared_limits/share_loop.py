@@ -16,22 +16,26 @@ from protocol.clock import Clock
 from protocol.limits.rates import Rate
 from protocol.messages import ItemRefused, RateReport, RateShare, SharesRequest, SharesResponse, SlotReport, SlotShare
 from protocol.outcomes import DenialReason, GrantRefusal
+from regional_agent.admission.key_states import KeyState, KeyStates
 from regional_agent.admission.policies import Policies
+from regional_agent.admission.rules.slices import LIFETIME_MS
 from regional_agent.leasing.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
 from regional_agent.leasing.epoch import EpochManager
-from regional_agent.leasing.quotas import Quotas
 from regional_agent.leasing.rules.set_aside import SET_ASIDE_MS, SetAside
 from regional_agent.metrics import AgentMetrics
 from regional_agent.shared_limits.rules import (
+    AVERAGES_MS,
     CHECK_FALL_MS,
     NANO_UNITS,
     URGENT_AFTER_MS,
+    RateDemand,
     has_fallen,
+    is_slight,
     is_urgent,
     needs_confirmation,
     needs_no_report,
 )
-from regional_agent.shared_limits.shared_limit import SLOT_MICRO, CurrentShare, SharedLimit, followed
+from regional_agent.shared_limits.shared_limit import SLOT_MICRO, CurrentShare, SharedLimit
 from regional_agent.store.connection import StoreError, StoreUnavailable
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import (
@@ -48,7 +52,7 @@ from regional_agent.store.types import (
 
 log = structlog.get_logger()
 
-MOST_LIMITS = 10_000
+MOST_REPORTED = 10_000
 MOST_IN_MESSAGE = 250  # the scripts that report these and take in their shares block the store for 2 ms
 RETRY_REPORT_MS = 5_000  # after a report that failed
 REFUSED_MS = 60_000
@@ -62,7 +66,7 @@ class ShareLoop:
         agent: str,
         scripts: Scripts,
         epochs: EpochManager,
-        quotas: Quotas,
+        keys: KeyStates,
         coordinator: CoordinatorClient,
         metrics: AgentMetrics,
         clock: Clock,
@@ -70,12 +74,11 @@ class ShareLoop:
         self._agent = agent
         self._scripts = scripts
         self._epochs = epochs
-        self._quotas = quotas
+        self._keys = keys
         self._coordinator = coordinator
         self._metrics = metrics
         self._clock = clock
-        self._limits: OrderedDict[str, SharedLimit] = OrderedDict()
-        self._quiet: OrderedDict[str, None] = OrderedDict()  # limits that are not reported, the longest quiet first
+        self._reported: OrderedDict[str, SharedLimit] = OrderedDict()  # limits that are due at some time
         self._wake = asyncio.Event()
         self.set_aside = SetAside()  # limits whose report the coordinator refused as it is
         self.policies: Policies | None = None
@@ -83,48 +86,50 @@ class ShareLoop:
 
     # --- called for each decision ------------------------------------------------------------------------------------
 
-    def record_demand(self, charge: RateCharge, units: int, size: int = 1) -> None:
+    def record_demand(
+        self, state: KeyState, charge: RateCharge, units: int, now_ms: int, *, size: int, checks: int = 0
+    ) -> None:
         """Count units that were requested, in requests of that size.
 
         No bucket gives more than its burst at once. What an adjustment takes beyond that is debt and not demand.
         """
         if size > charge.burst > 0:
             units, size = units // size * charge.burst, charge.burst
-        self._quotas.record_rate_demand(charge.quota, units)
+        self._keys.count(state, units, checks, now_ms)
         if not charge.is_shared:
             return
-        now_ms = self._clock.monotonic_ms()
-        limit = self._limits.get(charge.quota) or self._follow(charge.quota, _terms(charge), now_ms)
-        if limit.demand.rate.note(units, now_ms, size) and limit.due_ms is None:
+        limit = state.shared
+        if limit is None:
+            if is_slight(state.units, LIFETIME_MS, charge.rate_micro):
+                return
+            limit = self._follow(state, _terms(charge), now_ms)
+            units = 0  # the demand of the key has them
+        if limit.demand.note(units, now_ms, size) and limit.due_ms is None:
             limit.terms = _terms(charge)
             if not needs_no_report(limit.demand_micro(now_ms), limit.base_share_micro):
                 self._report_at(limit, now_ms)
 
-    def record_bucket(self, charge: RateCharge, nano_units: int, rate_micro: int) -> None:
+    def record_bucket(self, state: KeyState, charge: RateCharge, nano_units: int, rate_micro: int, now_ms: int) -> None:
         """Note what is in the bucket and the rate in force. Report at once if demand outgrows them."""
-        limit = self._limits.get(charge.quota) if charge.is_shared else None
-        if limit is None:
+        limit = state.shared
+        if limit is None or not charge.is_shared:
             return
-        limit.demand.nano_units = nano_units
-        if 10 * nano_units >= 3 * charge.burst * NANO_UNITS:
-            return
-        now_ms = self._clock.monotonic_ms()
-        if now_ms < limit.report.at_ms + URGENT_AFTER_MS:
+        limit.nano_units = nano_units
+        if 10 * nano_units >= 3 * charge.burst * NANO_UNITS or now_ms < limit.report.at_ms + URGENT_AFTER_MS:
             return
         share_micro = max(rate_micro, limit.report.demand_micro)
         if is_urgent(nano_units, charge.burst, limit.demand_micro(now_ms), share_micro):
             self._report_at(limit, now_ms)
 
-    def record_slots(self, charge: SlotCharge, policy: PolicyDecision) -> None:
+    def record_slots(self, state: KeyState, charge: SlotCharge, policy: PolicyDecision, now_ms: int) -> None:
         """Count a request for slots. Report if none is left, or soon none will be."""
         is_denied = policy.reason == DenialReason.SLOTS_TAKEN
         if not charge.is_shared or not (is_denied or 10 * policy.remaining < 3 * policy.limit):
             return
-        now_ms = self._clock.monotonic_ms()
-        limit = self._limits.get(charge.quota) or self._follow(charge.quota, charge, now_ms)
+        limit = state.shared or self._follow(state, charge, now_ms)
         limit.terms = charge
         if is_denied:
-            limit.demand.denied_slots.note(charge.cost, now_ms)
+            limit.note_denied_slots(charge.cost, now_ms)
         if is_denied or limit.due_ms is None:
             reported_ms = limit.report.at_ms
             self._report_at(limit, max(now_ms, reported_ms + REPORT_SLOTS_EVERY_MS) if reported_ms else now_ms)
@@ -133,8 +138,8 @@ class ShareLoop:
         """Report at once: the coordinator asks, for other regions want more than they have."""
         terms = self.policies.shared(quota) if self.policies else None
         if terms is not None:
-            now_ms = self._clock.monotonic_ms()
-            limit = self._limits.get(quota) or self._follow(quota, terms, now_ms)
+            now_ms, state = self._clock.monotonic_ms(), self._keys.of(quota)
+            limit = state.shared or self._follow(state, terms, now_ms)
             limit.terms = terms
             self._report_at(limit, now_ms)
 
@@ -142,16 +147,14 @@ class ShareLoop:
         return self._clock.monotonic_ms()
 
     def reported_limits(self) -> list[SharedLimit]:
-        return [limit for limit in self._limits.values() if limit.due_ms is not None]
+        return list(self._reported.values())
 
-    def _follow(self, quota: str, terms: Rate | SlotCharge, now_ms: int) -> SharedLimit:
-        if len(self._limits) >= MOST_LIMITS:
-            quiet = next(iter(self._quiet), None) or next(iter(self._limits))
-            del self._limits[quiet]
-            self._quiet.pop(quiet, None)
-        limit = self._limits[quota] = followed(quota, terms, now_ms)
-        self._quiet[quota] = None
-        limit.refused_until_ms = self.set_aside.until_ms(quota)
+    def _follow(self, state: KeyState, terms: Rate | SlotCharge, now_ms: int) -> SharedLimit:
+        """Measure the demand of a key from now on, beginning with what was counted of it."""
+        per_second = state.demand.per_second_milli(now_ms) / 1000
+        demand = RateDemand(now_ms, state.demand.units, averages=(per_second,) * len(AVERAGES_MS))
+        limit = state.shared = SharedLimit(state.quota, terms, demand)
+        limit.refused_until_ms = self.set_aside.until_ms(state.quota)
         return limit
 
     def _report_at(self, limit: SharedLimit, due_ms: int) -> None:
@@ -162,10 +165,13 @@ class ShareLoop:
 
     def _set_due(self, limit: SharedLimit, due_ms: int | None) -> None:
         limit.due_ms = due_ms
-        if due_ms is not None:
-            self._quiet.pop(limit.quota, None)
-        elif limit.quota in self._limits:
-            self._quiet[limit.quota] = None
+        if due_ms is None:
+            self._reported.pop(limit.quota, None)
+            return
+        self._reported[limit.quota] = limit
+        if len(self._reported) > MOST_REPORTED:
+            _, oldest = self._reported.popitem(last=False)
+            oldest.due_ms = None
 
     # --- reports and shares ------------------------------------------------------------------------------------------
 
@@ -180,15 +186,15 @@ class ShareLoop:
 
     def _find_falls(self, now_ms: int) -> None:
         """Report a fall of demand at once where others want more. No request would show it."""
-        for limit in self._limits.values():
+        for limit in self._reported.values():
             if limit.may_fall and now_ms >= limit.check_fall_ms:
                 limit.check_fall_ms = now_ms + CHECK_FALL_MS
                 if has_fallen(limit.local_micro(now_ms), limit.report.local_micro, limit.share.micro):
                     limit.due_ms = now_ms
 
     async def _pause(self) -> None:
-        times = [limit.due_ms for limit in self._limits.values() if limit.due_ms is not None]
-        times += [limit.check_fall_ms for limit in self._limits.values() if limit.may_fall]
+        times = [limit.due_ms for limit in self._reported.values() if limit.due_ms is not None]
+        times += [limit.check_fall_ms for limit in self._reported.values() if limit.may_fall]
         due_ms = min(times, default=None)
         timeout_s = None if due_ms is None else max(0, due_ms - self._clock.monotonic_ms()) / 1000
         try:
@@ -274,7 +280,7 @@ class ShareLoop:
                 demand_micro = limit.demand_micro(now_ms)
                 rates.append(AgentRateDemand(limit.quota, limit.terms, demand_micro, limit.share.is_contended))
             else:
-                slots.append(AgentSlotDemand(limit.terms, limit.demand.denied_slots.recent(now_ms)))
+                slots.append(AgentSlotDemand(limit.terms, limit.waiting_slots(now_ms)))
         rate_reports = (
             await self._scripts.report_rates(incarnation, self._agent, rates) if rates else RateReports(0, [])
         )

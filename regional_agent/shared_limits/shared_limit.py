@@ -3,8 +3,9 @@
 Slots are counted in millionths, so that one set of rules serves both.
 """
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from protocol.limits.rates import Rate
 from protocol.messages import RateShare, SlotShare
@@ -12,15 +13,6 @@ from regional_agent.shared_limits.rules import DeniedUnits, RateDemand, requeste
 from regional_agent.store.types import SlotCharge
 
 SLOT_MICRO = 1_000_000
-
-
-@dataclass(slots=True)
-class LocalDemand:
-    """What requests of this agent asked for."""
-
-    rate: RateDemand
-    denied_slots: DeniedUnits = field(default_factory=DeniedUnits)
-    nano_units: int = 0  # in the bucket, as the store said last
 
 
 class LastReport(NamedTuple):
@@ -49,13 +41,14 @@ class CurrentShare(NamedTuple):
         return cls(share.rate_micro, expires_ms, share.contended, share.bound_milli, share.overshoot_milli)
 
 
-@dataclass(slots=True)
-class SharedLimit:
+class SharedLimit(Struct, eq=False, gc=False):
     quota: str
     terms: Rate | SlotCharge  # the base share: what the region has while it is cut off
-    demand: LocalDemand
-    report: LastReport = field(default_factory=LastReport)
-    share: CurrentShare = field(default_factory=CurrentShare)
+    demand: RateDemand  # of the requests of this agent
+    denied_slots: DeniedUnits | None = None  # likewise, of slots
+    nano_units: int = 0  # in the bucket, as the store said last
+    report: LastReport = LastReport()
+    share: CurrentShare = CurrentShare()
     due_ms: int | None = None  # when to report it; None: it need not be reported
     refused_until_ms: int = 0  # it is not reported before that
     check_fall_ms: int = 0  # when to compare its demand with what was reported
@@ -65,7 +58,16 @@ class SharedLimit:
         return self.terms.rate_micro if isinstance(self.terms, Rate) else self.terms.base_share * SLOT_MICRO
 
     def demand_micro(self, now_ms: int) -> int:
-        return self.demand.rate.per_second_micro(now_ms)
+        return self.demand.per_second_micro(now_ms)
+
+    def note_denied_slots(self, units: int, now_ms: int) -> None:
+        if self.denied_slots is None:
+            self.denied_slots = DeniedUnits()
+        self.denied_slots.note(units, now_ms)
+
+    def waiting_slots(self, now_ms: int) -> int:
+        """Return the slots that this agent could not get lately."""
+        return 0 if self.denied_slots is None else self.denied_slots.recent(now_ms)
 
     @property
     def may_fall(self) -> bool:
@@ -76,10 +78,4 @@ class SharedLimit:
         """Return the rate that this agent requests."""
         if not isinstance(self.terms, Rate):
             return 0
-        return requested_micro(
-            self.demand_micro(now_ms), self.demand.nano_units, self.terms.burst, self.share.is_contended
-        )
-
-
-def followed(quota: str, terms: Rate | SlotCharge, now_ms: int) -> SharedLimit:
-    return SharedLimit(quota, terms, LocalDemand(RateDemand(now_ms)))
+        return requested_micro(self.demand_micro(now_ms), self.nano_units, self.terms.burst, self.share.is_contended)

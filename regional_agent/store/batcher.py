@@ -7,19 +7,16 @@ In a Cluster one call serves one slot, so each cell has a batcher of its own.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
 
 from regional_agent.store.circuit_breaker import StoreCircuitBreaker
 from regional_agent.store.connection import StoreUnavailable, set_result_of
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import (
-    OnDecisions,
-    Outcome,
     RequestRun,
+    Run,
     StoreDecision,
     StoreIncarnation,
     StoreRequest,
-    split_runs,
 )
 
 MAX_REQUESTS = 64  # in one call: the store serves no other client meanwhile
@@ -30,64 +27,49 @@ class CheckBatcher:
         self._scripts = scripts
         self._breaker = breaker
         self._incarnation: StoreIncarnation | None = None
-        self._runs: list[RequestRun] = []
+        self._runs: list[Run] = []
         self._size = 0  # requests of all runs
-        self.calls = 0  # batches so far: requests that are submitted at the same number leave together
 
-    def submit(
-        self, incarnation: StoreIncarnation, request: StoreRequest, on_decisions: OnDecisions, times: int = 1
-    ) -> None:
-        """Queue a request `times` times. `on_decisions` gets the outcomes in a later turn, those of one call at once.
+    @property
+    def room(self) -> int:
+        """Return how many requests the next run may have: those that the call has room for, or a whole call's."""
+        return MAX_REQUESTS - self._size or MAX_REQUESTS
 
-        `on_decisions` must not raise. Equal requests with the same callback are merged into one run: of a hot key that
-        is nearly every request.
+    def submit(self, incarnation: StoreIncarnation, run: Run) -> None:
+        """Queue a run of at most `room` requests. It is completed in a later turn, with all of its outcomes at once."""
+        if self._incarnation is not incarnation or self._size + run.times > MAX_REQUESTS:
+            self._send()
+        if not self._runs:
+            self._incarnation = incarnation
+            asyncio.get_running_loop().call_soon(self._send)
+        self._runs.append(run)
+        self._size += run.times
+
+    def extend(self, run: Run, times: int) -> int:
+        """Decide the run that was queued last more often. Return how often: 0 if it is not the last, or has been sent.
+
+        The caller adds that number to the run's own.
         """
-        while times:
-            if (self._incarnation is not incarnation and self._incarnation != incarnation) or (
-                self._size == MAX_REQUESTS
-            ):
-                self._send()
-            if not self._runs:
-                self._incarnation = incarnation
-                asyncio.get_running_loop().call_soon(self._send)
-            fitting = min(times, MAX_REQUESTS - self._size)
-            self._add(request, fitting, on_decisions)
-            self._size += fitting
-            times -= fitting
-
-    def _add(self, request: StoreRequest, times: int, on_decisions: OnDecisions) -> None:
-        last = self._runs[-1] if self._runs else None
-        if last and last.request is request and last.on_decisions is on_decisions and request.is_repeatable:
-            self._runs[-1] = RequestRun(request, last.times + times, on_decisions)
-        elif times == 1:
-            self._runs.append(RequestRun(request, 1, on_decisions))
-        else:
-            self._runs += split_runs(request, times, on_decisions)
+        if not self._runs or self._runs[-1] is not run:
+            return 0
+        fitting = min(times, MAX_REQUESTS - self._size)
+        self._size += fitting
+        return fitting
 
     def _send(self) -> None:
         runs, self._runs, self._size = self._runs, [], 0
         if not runs or self._incarnation is None:
             return
-        self.calls += 1
         if self._breaker.allows_calls():
             self._scripts.send_check(self._incarnation, runs, self._breaker.record_reply)
             return
         reason = StoreUnavailable("the store's circuit breaker is open")
         for run in runs:
-            run.on_decisions([reason] * run.times)
+            run.complete([reason] * run.times)
 
     async def decide(self, incarnation: StoreIncarnation, request: StoreRequest) -> StoreDecision:
         """Submit one request, and await its decision."""
         future: asyncio.Future[StoreDecision] = asyncio.get_running_loop().create_future()
-        self.submit(incarnation, request, for_each_outcome(set_result_of(future)))
+        on_outcome = set_result_of(future)
+        self.submit(incarnation, RequestRun(request, 1, lambda outcomes: on_outcome(outcomes[0])))
         return await future
-
-
-def for_each_outcome(on_outcome: Callable[[Outcome], None]) -> OnDecisions:
-    """Return a callback for a batcher that passes each outcome on by itself."""
-
-    def on_decisions(outcomes: Sequence[Outcome]) -> None:
-        for outcome in outcomes:
-            on_outcome(outcome)
-
-    return on_decisions

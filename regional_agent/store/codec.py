@@ -11,7 +11,7 @@ from regional_agent.store.types import (
     OperationConflict,
     Outcome,
     PolicyDecision,
-    RequestRun,
+    Run,
     StoreDecision,
     StoreIncarnation,
     StoreRequest,
@@ -28,52 +28,52 @@ def operation_key(incarnation: StoreIncarnation, digest: str) -> bytes:
     return keys.operation(keys.hash_tag(digest, incarnation.lanes, incarnation.cell), digest)
 
 
-def encode_call(
-    fence: bytes, incarnation: StoreIncarnation, runs: Sequence[RequestRun]
-) -> tuple[list[bytes], list[Argument]]:
+def encode_call(fence: bytes, incarnation: StoreIncarnation, runs: Sequence[Run]) -> tuple[list[bytes], list[Argument]]:
     """Return the keys and arguments of one call of check.lua that decides all runs."""
     names: list[bytes] = [fence]
     arguments: list[Argument] = [incarnation.fingerprint, incarnation.epoch, len(runs)]
-    for (mode, charges, operation, hold), times, _ in runs:
+    for run in runs:
+        request = run.request
+        operation, hold = request.operation, request.hold
         if operation is None:
-            arguments += (mode, times, len(charges), "")
+            arguments += (request.mode, run.times, len(request.charges), "")
         else:
             names.append(operation_key(incarnation, operation.digest))
-            arguments += (mode, times, len(charges), operation.body, operation.remembered_ms)
+            arguments += (request.mode, run.times, len(request.charges), operation.body, operation.remembered_ms)
         if hold is not None:
             arguments += (str(hold.id), hold.id.name, hold.ttl_ms)
-        for charge in charges:
-            charge_names, charge_arguments = charge.script_args(incarnation)
-            names += charge_names
-            arguments += charge_arguments
+        encoded = request.script_args(incarnation)
+        names += encoded.names
+        arguments += encoded.arguments
     return names, arguments
 
 
-def decode_outcomes(reply: Reply | Exception, runs: Sequence[RequestRun]) -> Iterator[Sequence[Outcome]]:
-    """Yield the outcomes of each run: decisions, or the reason why there are none."""
+def complete_runs(reply: Reply | Exception, runs: Sequence[Run]) -> None:
+    """Complete each run with its outcomes: the decisions of the reply, or the reason why there are none."""
     if isinstance(reply, bytes):
-        yield from decode_decisions(reply, runs)
+        for run, outcomes in zip(runs, decode_decisions(reply, runs), strict=True):
+            run.complete(outcomes)
     else:
         reason = reply if isinstance(reply, Exception) else Fenced()
-        yield from ([reason] * run.times for run in runs)
+        for run in runs:
+            run.complete([reason] * run.times)
 
 
-def decode_decisions(reply: bytes, runs: Sequence[RequestRun]) -> Iterator[Sequence[Outcome]]:
+def decode_decisions(reply: bytes, runs: Sequence[Run]) -> Iterator[Sequence[Outcome]]:
     """Yield the decisions of each run from the packed reply of check.lua."""
     at = 0
-    for request, times, _ in runs:
-        if request.hold is None and len(request.charges) == 1 and reply[at] <= _ALLOWED:  # a run fails as a whole
-            end = at + times * _OUTCOME_AND_POLICY.size
-            yield [
-                StoreDecision(outcome != _DENIED, False, [PolicyDecision(*policy)])
-                for outcome, *policy in _OUTCOME_AND_POLICY.iter_unpack(reply[at:end])
-            ]
-            at = end
-            continue
+    for run in runs:
+        request, times = run.request, run.times
         decisions: list[Outcome] = []
-        for _ in range(times):
-            decision, at = _decode_decision(reply, at, request)
-            decisions.append(decision)
+        if request.hold is None and len(request.charges) == 1 and reply[at] <= _ALLOWED:  # a run fails as a whole
+            for _ in range(times):
+                outcome, *policy = _OUTCOME_AND_POLICY.unpack_from(reply, at)
+                decisions.append(StoreDecision(outcome != _DENIED, False, [PolicyDecision(*policy)]))
+                at += _OUTCOME_AND_POLICY.size
+        else:
+            for _ in range(times):
+                decision, at = _decode_decision(reply, at, request)
+                decisions.append(decision)
         yield decisions
 
 

@@ -5,11 +5,7 @@ fence has as well, so one script reaches all keys of a cell. A key that belongs 
 so an older epoch's usage stays readable beside the current one's.
 """
 
-from functools import lru_cache
-
 from protocol.identifiers import lane_of
-
-MAX_CACHED = 65_536  # quotas whose keys are kept: the names of a busy quota are made once
 
 FENCE = b"lh:fence"
 EPOCHS = b"lh:epochs"
@@ -81,7 +77,6 @@ def hash_tag(name: str, lanes: int, cell: int | None) -> int:
     return lane_of(name, lanes) if cell is None else cell
 
 
-@lru_cache(MAX_CACHED)
 def of_allowance(quota: str, lanes: int, epoch: int, cell: int | None) -> tuple[bytes, ...]:
     tag = hash_tag(quota, lanes, cell)
     return (
@@ -93,14 +88,6 @@ def of_allowance(quota: str, lanes: int, epoch: int, cell: int | None) -> tuple[
     )
 
 
-@lru_cache(MAX_CACHED)
-def of_rate(quota: str, lanes: int, cell: int | None) -> tuple[bytes, ...]:
-    """Return the key of a rate's state, and the key of its log, for algorithms that keep one."""
-    tag = hash_tag(quota, lanes, cell)
-    return rate(tag, quota), rate_log(tag, quota)
-
-
-@lru_cache(MAX_CACHED)
 def of_slots(quota: str, lanes: int, cell: int | None) -> tuple[bytes, ...]:
     tag = hash_tag(quota, lanes, cell)
     return slots(tag, quota), slot_deadlines(tag, quota), slot_retention(tag, quota)

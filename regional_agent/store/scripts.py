@@ -12,7 +12,7 @@ from protocol.outcomes import HoldOutcome
 from protocol.units import MAX_UNITS
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.store import keys
-from regional_agent.store.codec import decode_outcomes, encode_call, operation_key
+from regional_agent.store.codec import complete_runs, encode_call, operation_key
 from regional_agent.store.connection import Argument, Reply, Store, StoreError
 from regional_agent.store.sources import digests, sources
 from regional_agent.store.types import (
@@ -34,6 +34,7 @@ from regional_agent.store.types import (
     PartitionState,
     RateReports,
     RequestRun,
+    Run,
     SlotCharge,
     SlotReports,
     SlotsInUse,
@@ -147,15 +148,17 @@ class Scripts:
         operation: Operation | None = None,
     ) -> StoreDecision:
         """Decide one request in a call of its own. `CheckBatcher` decides many in one."""
-        runs = [RequestRun(StoreRequest(mode, charges, operation), 1, _ignore_decisions)]
+        outcomes: list[Outcome] = []
+        runs = [RequestRun(StoreRequest(mode, charges, operation), 1, outcomes.extend)]
         names, arguments = encode_call(self._fence_key, incarnation, runs)
-        ((outcome,),) = decode_outcomes(await self._call("check", names, *arguments), runs)
+        complete_runs(await self._call("check", names, *arguments), runs)
+        (outcome,) = outcomes
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
     def send_check(
-        self, incarnation: StoreIncarnation, runs: Sequence[RequestRun], on_call: Callable[[Reply | Exception], None]
+        self, incarnation: StoreIncarnation, runs: Sequence[Run], on_call: Callable[[Reply | Exception], None]
     ) -> None:
         """Send all runs in one call. Each run gets its outcomes before anything else happens in the event loop.
 
@@ -163,13 +166,15 @@ class Scripts:
         """
         names, arguments = encode_call(self._fence_key, incarnation, runs)
 
+        def complete(reply: Reply | Exception) -> None:
+            on_call(reply)
+            complete_runs(reply, runs)
+
         def on_reply(reply: Reply | Exception) -> None:
             if isinstance(reply, StoreError) and _is_unknown_script(reply):
-                self._store.send(("EVAL", self._source["check"], len(names), *names, *arguments), on_reply)
-                return
-            on_call(reply)
-            for run, outcomes in zip(runs, decode_outcomes(reply, runs), strict=True):
-                run.on_decisions(outcomes)
+                self._store.send(("EVAL", self._source["check"], len(names), *names, *arguments), complete)
+            else:
+                complete(reply)
 
         self._store.send(("EVALSHA", self._sha["check"], len(names), *names, *arguments), on_reply)
 
@@ -452,7 +457,3 @@ def _lease_arguments(lease: LeaseReply) -> tuple[Argument, ...]:
 
 def _is_unknown_script(error: StoreError) -> bool:
     return str(error).startswith("NOSCRIPT")
-
-
-def _ignore_decisions(_: Sequence[Outcome]) -> None:
-    """Do nothing: the caller reads the reply itself."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -59,7 +59,7 @@ class Fence(NamedTuple):
 # --- what a check takes -----------------------------------------------------------------------------------------------
 
 
-class AllowanceCharge(NamedTuple):
+class AllowanceCharge(Struct, frozen=True, gc=False):
     """Units of a leased allowance."""
 
     quota: str
@@ -74,7 +74,7 @@ class AllowanceCharge(NamedTuple):
         return names, ("allowance", self.cost, self.limit, self.quota, self.dimensions, self.on_hold_expiry)
 
 
-class RateCharge(NamedTuple):
+class RateCharge(Struct, frozen=True, gc=False):
     """Units of a rate."""
 
     quota: str
@@ -89,16 +89,18 @@ class RateCharge(NamedTuple):
 
     def script_args(self, incarnation: StoreIncarnation) -> KeysAndArguments:
         """Return the keys and arguments that the rate's algorithm reads."""
-        names = keys.of_rate(self.quota, incarnation.lanes, incarnation.cell)
+        tag = keys.hash_tag(self.quota, incarnation.lanes, incarnation.cell)
+        names: tuple[bytes, ...] = (keys.rate(tag, self.quota),)
         name = SHADOW + self.algorithm if self.is_shadow else self.algorithm
         arguments = (name, self.cost, self.rate_micro, self.burst)
         if self.algorithm not in WINDOWS:
-            return names[:1], arguments
-        is_logged = self.algorithm == RateAlgorithm.SLIDING_LOG
-        return names if is_logged else names[:1], (*arguments, max(1, self.window_ms))
+            return names, arguments
+        if self.algorithm == RateAlgorithm.SLIDING_LOG:
+            names = (*names, keys.rate_log(tag, self.quota))
+        return names, (*arguments, max(1, self.window_ms))
 
 
-class SlotCharge(NamedTuple):
+class SlotCharge(Struct, frozen=True, gc=False):
     """Slots of a concurrency."""
 
     quota: str
@@ -140,13 +142,36 @@ class Operation(NamedTuple):
     remembered_ms: int
 
 
-class StoreRequest(NamedTuple):
-    """Everything that one check needs of the store, which decides it as a whole."""
+class EncodedCharges(Struct, eq=False, frozen=True, gc=False):
+    """The keys and arguments of all charges of a request, for one incarnation of the store."""
+
+    incarnation: StoreIncarnation
+    names: tuple[bytes, ...]
+    arguments: tuple[Argument, ...]
+
+
+class StoreRequest(Struct, eq=False, gc=False):
+    """Everything that one check needs of the store, which decides it as a whole. Only its encoding ever changes."""
 
     mode: str
     charges: Sequence[Charge]
     operation: Operation | None = None
     hold: HoldTerms | None = None  # only with mode `hold`
+    encoded: EncodedCharges | None = None  # what `script_args` made last: a request that is repeated is encoded once
+
+    def script_args(self, incarnation: StoreIncarnation) -> EncodedCharges:
+        """Return the keys and arguments that the algorithms of its charges read."""
+        encoded = self.encoded
+        if encoded is None or encoded.incarnation is not incarnation:
+            names: tuple[bytes, ...] = ()
+            arguments: tuple[Argument, ...] = ()
+            for charge in self.charges:
+                charge_names, charge_arguments = charge.script_args(incarnation)
+                names += charge_names
+                arguments += charge_arguments
+            encoded = EncodedCharges(incarnation, names, arguments)
+            self.encoded = encoded
+        return encoded
 
     @property
     def is_repeatable(self) -> bool:
@@ -197,19 +222,26 @@ Outcome = StoreDecision | Exception
 OnDecisions = Callable[[Sequence[Outcome]], None]
 
 
+class Run(Protocol):
+    """A request that is decided `times` times in a row, more than once only if it is repeatable."""
+
+    @property
+    def request(self) -> StoreRequest: ...
+    @property
+    def times(self) -> int: ...
+    def complete(self, outcomes: Sequence[Outcome], /) -> None:
+        """Take all outcomes at once. It must not raise."""
+
+
 class RequestRun(NamedTuple):
-    """A request that is decided `times` times in a row, and the callback that gets all of its decisions at once."""
+    """A run that passes its outcomes to a function."""
 
     request: StoreRequest
     times: int
     on_decisions: OnDecisions
 
-
-def split_runs(request: StoreRequest, times: int, on_decisions: OnDecisions) -> list[RequestRun]:
-    """Return one run, or one for each time: operations, and returned units that a full bucket drops, go one by one."""
-    if request.is_repeatable:
-        return [RequestRun(request, times, on_decisions)]
-    return [RequestRun(request, 1, on_decisions)] * times
+    def complete(self, outcomes: Sequence[Outcome]) -> None:
+        self.on_decisions(outcomes)
 
 
 class OperationClaim(StrEnum):

@@ -19,10 +19,10 @@ from regional_agent.admission.policies import PolicyCharge
 from regional_agent.admission.rules.denial_causes import RETRY_MS as RETRY_WHEN_DEGRADED_MS
 from regional_agent.admission.rules.modes import BEYOND_LIMITS, LOOKS, SETS_ASIDE
 from regional_agent.metrics import AgentMetrics
-from regional_agent.store.types import AllowanceCharge, OperationConflict, RateCharge, StoreDecision, StoreRequest
+from regional_agent.store.types import AllowanceCharge, OperationConflict, PolicyDecision, RateCharge, StoreRequest
 from regional_agent.store_outage.journal import Journal
 from regional_agent.store_outage.rules.local_allowances import AllowanceRequest as AllowanceAsk
-from regional_agent.store_outage.rules.local_allowances import LocalAllowances
+from regional_agent.store_outage.rules.local_allowances import LocalAllowances, SeenLease, local_budget
 from regional_agent.store_outage.rules.local_rates import LocalAnswer, LocalRates, RateRequest, fraction_of
 from regional_agent.store_outage.rules.records import AdmittedOperation, Entry
 
@@ -41,12 +41,10 @@ class OutageFallback:
         self._clock = clock
         self._rates = LocalRates()
 
-    def note(self, charges: Sequence[PolicyCharge], decision: StoreDecision) -> None:
-        """Remember what the store reports of allowances, for the time when it is unavailable."""
-        for each, policy in zip(charges, decision.policies, strict=True):
-            if isinstance(each.charge, AllowanceCharge) and _mode(each) is StoreFailure.LOCAL:
-                until_ms = self._clock.monotonic_ms() + policy.reset_ms
-                self.allowances.note(each.charge.quota, policy.available, until_ms)
+    def note(self, each: PolicyCharge, decision: PolicyDecision, now_ms: int) -> None:
+        """Note what the store reports of an allowance, for the time when it is unavailable."""
+        if _mode(each) is StoreFailure.LOCAL:
+            each.state.lease = SeenLease(decision.available, now_ms + decision.reset_ms)
 
     def decide(
         self,
@@ -111,7 +109,7 @@ class OutageFallback:
             answers[place] = msgspec.structs.replace(
                 answers[place],
                 allowed=fits,
-                limit=self.allowances.budget(ask, now_ms),
+                limit=local_budget(ask, now_ms),
                 remaining=max(0, left if fits else left + ask.cost),
                 retry_after_ms=0 if fits else RETRY_WHEN_DEGRADED_MS,
                 reason=None if fits else DenialCause.STORE,
@@ -129,7 +127,7 @@ class OutageFallback:
         charge, spec = each.charge, each.policy.spec
         if spec.on_store_failure is not StoreFailure.LOCAL or not isinstance(charge, AllowanceCharge):
             return None
-        return AllowanceAsk(charge.quota, charge.cost, self._fraction_micro(spec))
+        return AllowanceAsk(charge.quota, charge.cost, self._fraction_micro(spec), each.state.lease)
 
     def _rate_ask(self, each: PolicyCharge) -> RateRequest | None:
         """Return this process's fraction of a rate: with a burst of one unit at least, or it would admit nothing."""

@@ -2,15 +2,15 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from protocol.limits.rates import RateAlgorithm
 from protocol.outcomes import DenialReason
 from regional_agent.store.batcher import MAX_REQUESTS, CheckBatcher
-from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
+from regional_agent.store.connection import StoreConnection, StoreError, StoreUnavailable
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.sources import LUA
 from regional_agent.store.types import (
@@ -19,6 +19,7 @@ from regional_agent.store.types import (
     Operation,
     OperationConflict,
     RateCharge,
+    RequestRun,
     StoreDecision,
     StoreIncarnation,
     StoreRequest,
@@ -58,12 +59,16 @@ async def test_more_requests_than_a_call_holds_are_several_calls(
     assert sum(decision.allowed for decision in decisions) == 10
 
 
-async def test_a_run_longer_than_a_call_continues_in_the_next(
+async def test_runs_that_fill_a_call_continue_in_the_next(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await scripts.check(incarnation, "peek", [TOKEN])
     before, told, batcher = connection.calls, list[StoreDecision | Exception](), CheckBatcher(scripts, breaker())
-    batcher.submit(incarnation, asked(TOKEN), told.extend, 3 * MAX_REQUESTS - 1)
+    left = 3 * MAX_REQUESTS - 1
+    while left:
+        run = RequestRun(asked(TOKEN), min(left, batcher.room), told.extend)
+        batcher.submit(incarnation, run)
+        left -= run.times
     await batcher.decide(incarnation, asked(TOKEN))  # in the last of them
     assert connection.calls == before + 3
     assert [isinstance(each, StoreDecision) and each.allowed for each in told] == [True] * 10 + [False] * (
@@ -83,42 +88,18 @@ async def test_a_run_of_equal_requests_is_decided_as_if_each_came_alone(
     scripts: Scripts, incarnation: StoreIncarnation, charge: Charge
 ) -> None:
     """The units of all are written once, denied requests take nothing, and later requests see the result."""
-    in_a_run, alone = (charge._replace(quota=f"{each}:tenant=acme") for each in ("run", "alone"))
+    in_a_run, alone = (replace(charge, quota=f"{each}:tenant=acme") for each in ("run", "alone"))
     leases = [lease_reply(quota=each.quota, granted=9, unallocated=0) for each in (in_a_run, alone)]
     await install(scripts, incarnation, *leases)
     batcher, told, expected = CheckBatcher(scripts, breaker()), list[Any](), list[Any]()
-    batcher.submit(incarnation, asked(in_a_run), told.extend, 6)
-    batcher.submit(incarnation, asked(in_a_run._replace(cost=1)), told.extend)
+    batcher.submit(incarnation, RequestRun(asked(in_a_run), 6, told.extend))
+    batcher.submit(incarnation, RequestRun(asked(replace(in_a_run, cost=1)), 1, told.extend))
     for _ in range(6):
-        batcher.submit(incarnation, asked(alone), expected.extend)
-    expected.append(await batcher.decide(incarnation, asked(alone._replace(cost=1))))
+        batcher.submit(incarnation, RequestRun(asked(alone), 1, expected.extend))
+    expected.append(await batcher.decide(incarnation, asked(replace(alone, cost=1))))
     assert [each.allowed for each in told] == [True] * 4 + [False] * 2 + [True]
     assert told == expected
     assert (await scripts.check(incarnation, "peek", [in_a_run])).policies[0].remaining == 0
-
-
-class Unsent(StoreConnection):
-    """A connection that keeps what it should send."""
-
-    def __init__(self) -> None:
-        super().__init__("redis://127.0.0.1:1", timeout_ms=1)
-        self.sent: list[Sequence[Argument]] = []
-
-    def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None:
-        self.sent.append(arguments)
-
-
-async def test_equal_requests_in_a_row_are_sent_once() -> None:
-    """Exceptions are operations, and returned units, of which a full bucket loses some each time."""
-    store, incarnation, told = Unsent(), StoreIncarnation("life-1", 7, 4), list[Any]()
-    usual, other, back = asked(TOKEN), asked(TOKEN), asked(TOKEN, mode="adjust")
-    operation = asked(TOKEN, operation=Operation("id", "body", 60_000))
-    for requests in ([usual], [usual] * 9, [usual, other, usual], [operation] * 2, [back] * 2):
-        batcher, hear = CheckBatcher(Scripts(store), breaker()), told.extend
-        for request in requests:
-            batcher.submit(incarnation, request, hear)
-        await asyncio.sleep(0)
-    assert [arguments[arguments.index(incarnation.fingerprint) + 2] for arguments in store.sent] == [1, 1, 3, 2, 2]
 
 
 async def test_each_request_of_a_call_is_taken_whole_or_not_at_all(
@@ -126,7 +107,7 @@ async def test_each_request_of_a_call_is_taken_whole_or_not_at_all(
 ) -> None:
     await install(scripts, incarnation, lease_reply(granted=5))
     batcher = CheckBatcher(scripts, breaker())
-    requests = [asked(UNIT, TOKEN._replace(cost=4)), asked(UNIT._replace(cost=9), TOKEN), asked(UNIT, TOKEN)]
+    requests = [asked(UNIT, replace(TOKEN, cost=4)), asked(replace(UNIT, cost=9), TOKEN), asked(UNIT, TOKEN)]
     both, dear, small = await asyncio.gather(*(batcher.decide(incarnation, each) for each in requests))
     assert (both.allowed, dear.allowed, small.allowed) == (True, False, True)
     assert [policy.allowed for policy in dear.policies] == [False, True]
@@ -165,7 +146,7 @@ async def test_a_request_that_fails_fails_alone(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     """A key of another type or a value that no script wrote fails its own request, and its neighbours are decided."""
-    spoilt = [TOKEN._replace(quota=f"spoilt:{number}") for number in range(2)]
+    spoilt = [replace(TOKEN, quota=f"spoilt:{number}") for number in range(2)]
     await connection.call("LPUSH", spoilt[0].script_args(incarnation)[0][0], "1")
     await connection.call(
         "SET", spoilt[1].script_args(incarnation)[0][0], b"\x06short"

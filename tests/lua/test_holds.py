@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from protocol.identifiers import lane_of, quota_key
 from protocol.messages import LeaseReply
@@ -139,7 +140,7 @@ async def test_past_usage_is_held_beyond_the_lease_and_spent(scripts: Scripts, i
     assert not (await take(scripts, incarnation, 1)).allowed
     assert (await change_hold(scripts, incarnation, hold, "spend")).outcome is HoldOutcome.DONE
     assert await totals(scripts, incarnation) == (-15, 0, 25)
-    none = await scripts.check(incarnation, "peek_adjust", [charge_of(1)._replace(quota="exports:tenant=none")])
+    none = await scripts.check(incarnation, "peek_adjust", [replace(charge_of(1), quota="exports:tenant=none")])
     assert [policy.reason for policy in none.policies] == ["no_lease"]
 
 
@@ -215,7 +216,7 @@ async def test_all_policies_hold_or_none_and_a_rate_is_spent(scripts: Scripts, i
 async def test_two_policies_on_one_quota_each_hold_their_part(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     await install(scripts, incarnation, lasting(granted=10))
     held = await ask_for_hold(
-        scripts, incarnation, charge_of(4), charge_of(4)._replace(dimensions='{"policy":"other"}')
+        scripts, incarnation, charge_of(4), replace(charge_of(4), dimensions='{"policy":"other"}')
     )
     assert held.hold is not None
     assert await totals(scripts, incarnation) == (2, 8, 0)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from msgspec.structs import replace
 
 from protocol.identifiers import quota_key
 from protocol.outcomes import HoldOutcome
@@ -62,7 +63,7 @@ async def test_enforcement_continues_from_the_count_of_a_shadow(
 ) -> None:
     for _ in range(3):
         await check(scripts, incarnation, tried())
-    decision = await scripts.check(incarnation, "enforce", [tried()._replace(is_shadow=False)])
+    decision = await scripts.check(incarnation, "enforce", [replace(tried(), is_shadow=False)])
     assert (decision.allowed, said(decision)) == (False, [("rate_exceeded", 0)])
 
 

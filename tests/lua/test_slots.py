@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from protocol.identifiers import lane_of, quota_key
 from protocol.messages import SlotShare
@@ -392,9 +393,9 @@ def test_a_slot_lasts_as_its_share_says_and_is_extended_only_within_it(
 
 
 def test_a_cost_that_no_share_can_meet_is_distinguished_from_one_that_waits(store_of_slots: Slots) -> None:
-    decision = store_of_slots.hold(SHARED._replace(cost=3))
+    decision = store_of_slots.hold(replace(SHARED, cost=3))
     assert (decision.policies[0].reason, decision.policies[0].retry_after_ms) == ("slots_taken", 1_000)
-    assert store_of_slots.hold(SHARED._replace(cost=10)).policies[0].reason == "cost_above_limit"
+    assert store_of_slots.hold(replace(SHARED, cost=10)).policies[0].reason == "cost_above_limit"
 
 
 def test_a_report_has_the_number_of_the_share_and_slots_held_and_wanted(store_of_slots: Slots) -> None:

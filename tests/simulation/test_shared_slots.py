@@ -11,6 +11,7 @@ from typing import Any
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from coordinator.shared_limits.rules import KEPT_MS, LONGEST_MS, Member, Shared, terms_of_slots
 from coordinator.shared_limits.share_rates import decide
@@ -90,7 +91,7 @@ class Region:
 
     def take(self, units: int = 1) -> StoreDecision:
         self.asked += 1
-        charge = self.slots._replace(cost=units)
+        charge = replace(self.slots, cost=units)
         part = hold_part(charge)
         assert part is not None
         hold = HoldTerms(HoldId.fresh(self.epoch, 1, [part]), 10 * TTL_MS)

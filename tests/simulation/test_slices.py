@@ -19,6 +19,7 @@ from protocol.circuit_breaker import CircuitBreaker
 from protocol.limits.document import LimitsDocument, PolicyBundle, PolicySpec, RateQuota
 from protocol.limits.rates import RateAlgorithm, parse_rate
 from regional_agent.admission.engine import AdmissionEngine
+from regional_agent.admission.key_states import KeyStates
 from regional_agent.admission.policies import Policies
 from regional_agent.admission.rules.slices import HOT, LIFETIME_MS, MAX_SHARE
 from regional_agent.admission.token_slices import TokenSlices
@@ -130,11 +131,12 @@ class Agent:
         self.batcher = batcher = CheckBatcher(Scripts(connection), breaker)
         self.metrics, self.quotas, nobody = metrics, Quotas(clock), cast(Any, None)
         keeper: Any = self.epochs
-        sharing = ShareLoop("agent", nobody, keeper, self.quotas, nobody, metrics, clock)
+        self.keys = KeyStates(clock)
+        sharing = ShareLoop("agent", nobody, keeper, self.keys, nobody, metrics, clock)
         self.slices = TokenSlices(batcher, keeper, sharing, clock)
         fallback = OutageFallback(Journal(None, clock, metrics.journal, most_bytes=1, most_ms=1), metrics, clock)
         self.admission = AdmissionEngine(batcher, keeper, self.quotas, self.slices, sharing, fallback, metrics, clock)
-        self.admission.policies = Policies(region.bundle)
+        self.admission.policies = Policies(region.bundle, keys=self.keys)
 
     async def rest(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -21,7 +21,6 @@ MIN_REQUESTS = 8  # that a slice must be good for
 MAX_SHARE = 8
 LEVEL_SHARE = 4
 LOW_WATER_PERCENT = 30  # the next slice is asked for when so much is left, so that no request waits for it
-MAX_COUNTED_KEYS = 10_000
 
 C = TypeVar("C")
 
@@ -146,18 +145,3 @@ class Slice(Generic[C]):
     def _expected_units(self, now_ms: int) -> int:
         """Return the units that are spent in the lifetime of a slice at the present rate."""
         return self._spent * LIFETIME_MS // max(1, now_ms - self._since_ms)
-
-
-class Heat:
-    """Counts the requests of each key, in windows as long as a slice's lifetime."""
-
-    def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
-        self._until_ms = 0
-
-    def note(self, key: str, now_ms: int, times: int = 1) -> int:
-        """Count requests, and return the number in this window."""
-        if now_ms >= self._until_ms or len(self._counts) >= MAX_COUNTED_KEYS:
-            self._counts, self._until_ms = {}, now_ms + LIFETIME_MS
-        count = self._counts[key] = self._counts.get(key, 0) + times
-        return count

@@ -5,7 +5,12 @@ not taken for an end.
 """
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from heapq import nlargest
+from operator import attrgetter
+from typing import NamedTuple
+
+from msgspec import Struct
 
 from protocol.units import MAX_UNITS
 
@@ -13,28 +18,21 @@ QUICK_MS = 1_000
 SLOW_MS = 5_000
 
 
-@dataclass(slots=True)
-class Average:
-    """Exponentially weighted units per second, with time constant `over_ms`."""
-
-    over_ms: int
-    per_second: float = 0.0
-
-    def observe(self, units: int, elapsed_ms: int) -> None:
-        keep = math.exp(-elapsed_ms / self.over_ms)
-        self.per_second = self.per_second * keep + (units * 1000 / elapsed_ms) * (1 - keep)
+def moving_average(per_second: float, units: int, elapsed_ms: int, over_ms: int) -> float:
+    """Return an exponentially weighted average of units per second, with time constant `over_ms`."""
+    keep = math.exp(-elapsed_ms / over_ms)
+    return per_second * keep + (units * 1000 / elapsed_ms) * (1 - keep)
 
 
-@dataclass(slots=True)
-class Demand:
+class Demand(Struct, gc=False):
     since_ms: int
-    _units: int = 0
-    _quick: Average = field(default_factory=lambda: Average(QUICK_MS))
-    _slow: Average = field(default_factory=lambda: Average(SLOW_MS))
+    units: int = 0  # that are not in the averages yet
+    quick: float = 0.0
+    slow: float = 0.0
 
     def note(self, units: int, limit: int = MAX_UNITS) -> None:
         """Count requested units. No grant can exceed `limit`, so more than that at once is not demand."""
-        self._units += min(units, limit)
+        self.units += min(units, limit)
 
     def per_second_milli(self, now_ms: int) -> int:
         """Return thousandths of a unit per second, including what was counted since the last call.
@@ -43,7 +41,18 @@ class Demand:
         """
         elapsed_ms = now_ms - self.since_ms
         if elapsed_ms > 0:
-            self._quick.observe(self._units, elapsed_ms)
-            self._slow.observe(self._units, elapsed_ms)
-            self._units, self.since_ms = 0, now_ms
-        return min(MAX_UNITS, round(max(self._quick.per_second, self._slow.per_second) * 1000))
+            self.quick = moving_average(self.quick, self.units, elapsed_ms, QUICK_MS)
+            self.slow = moving_average(self.slow, self.units, elapsed_ms, SLOW_MS)
+            self.units, self.since_ms = 0, now_ms
+        return min(MAX_UNITS, round(max(self.quick, self.slow) * 1000))
+
+
+class HotKey(NamedTuple):
+    quota: str
+    demand_milli: int
+
+
+def hottest(demands: Iterable[tuple[str, Demand]], now_ms: int, most: int) -> list[HotKey]:
+    """Return the keys with the highest demand, the hottest first."""
+    keys = (HotKey(name, demand.per_second_milli(now_ms)) for name, demand in demands)
+    return nlargest(most, (key for key in keys if key.demand_milli), key=attrgetter("demand_milli"))

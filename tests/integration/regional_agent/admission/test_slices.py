@@ -190,7 +190,7 @@ async def test_hot_keys_are_listed_with_their_slices(doors: Doors) -> None:
     for _ in range(8):
         await asyncio.gather(*(ask("hot", 1) for _ in range(40)))
     await ask("cold", 1)
-    await until(lambda: bool(doors.agent.region.quotas.hottest(1)))
+    await until(lambda: bool(doors.agent.whole.hottest(1)))
     status = (await doors.slow.get("/v1/status")).json()["hot_keys"]
     assert [key["quota"] for key in status] == ["api:tenant=hot", "api:tenant=cold"]
     assert status[0]["demand_milli"] > status[1]["demand_milli"] > 0

@@ -9,11 +9,15 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
+from regional_agent.admission.answers import Verdict
+from regional_agent.admission.pending_check import Caller
+from regional_agent.admission.plan import CheckPlan
 from regional_agent.cluster.cell import Cell
 from regional_agent.cluster.rules.cells import cell_of
 from regional_agent.store.connection import StoreUnavailable
-from regional_agent.store.types import HoldState
+from regional_agent.store.types import HoldState, StoreRequest
 from tests.integration.regional_agent.cluster.clusters import Nodes, a_cluster
 from tests.integration.regional_agent.world import Agent, World, until
 
@@ -328,6 +332,13 @@ async def test_a_flood_denied_by_one_policy_uses_no_window_of_another(agent: Age
         assert told(denied)[3] == [("fast", False, 10, 2), ("steady", True, 8, 8)]
 
 
+class IgnoredVerdict:
+    has_disconnected = False
+
+    def on_verdict(self, verdict: Verdict | Exception) -> None:
+        assert isinstance(verdict, Verdict)
+
+
 async def test_a_check_denied_between_peek_and_hold_returns_units_to_the_bucket(agent: Agent) -> None:
     """Another request spends the window after the peek, and before the hold."""
     peek = (await agent.check(subject("/rates"), mode="peek")).json()
@@ -335,13 +346,13 @@ async def test_a_check_denied_between_peek_and_hold_returns_units_to_the_bucket(
     bucket, window = (agent.whole.cells[cell_of(key)] for key in ("bucket:tenant=acme", "window:user=ann"))
     ask, asked = window.admission.decide_in_store, 0
 
-    def late(plan: Any, on_verdict: Any) -> None:
+    def late(plan: CheckPlan, caller: Caller) -> None:
         nonlocal asked
         asked += 1
         if asked == 2:
-            taken = plan._replace(request=plan.request._replace(mode="enforce"), hold_ms=None, is_subrequest=False)
-            ask(taken, lambda _: None, times=25)
-        ask(plan, on_verdict)
+            spent = StoreRequest("enforce", plan.request.charges)
+            ask(replace(plan, request=spent, hold_ms=None, is_subrequest=False), IgnoredVerdict(), times=25)
+        ask(plan, caller)
 
     window.admission.decide_in_store = late  # type: ignore[method-assign, assignment]
     answer = await agent.check(subject("/rates"))

@@ -213,7 +213,7 @@ async def test_a_share_that_refuses_its_call_is_set_aside_and_the_others_accepte
 
     async def is_heard() -> bool:
         await ask()
-        heard = {name for name, key in sharing._limits.items() if key.share.expires_ms}
+        heard = {limit.quota for limit in sharing.reported_limits() if limit.share.expires_ms}
         return heard == {"pages:tenant=one", "pages:tenant=two"}
 
     await eventually(is_heard, True)

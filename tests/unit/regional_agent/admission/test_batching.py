@@ -1,6 +1,8 @@
 """Equal checks of one turn of the event loop share a call, and each gets its own outcome. Runs on virtual time."""
 
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,7 +10,6 @@ import pytest
 from protocol.check import Check, Subject
 from regional_agent.admission.answers import Verdict
 from regional_agent.admission.plan import CheckPlan
-from regional_agent.store.batcher import MAX_REQUESTS
 from tests.simulation.simulated.virtual_time import VirtualLoop
 from tests.simulation.test_slices import Agent, Region
 
@@ -30,6 +31,12 @@ def live(what: Callable[[Agent], Coroutine[Any, Any, None]], *, limit: str = LIM
         loop.close()
 
 
+@dataclass
+class Hearer:
+    on_verdict: Callable[[Verdict | Exception], None]
+    has_disconnected: bool = False
+
+
 async def ask_at_once(
     agent: Agent, times: int = TIMES, deaf: int | None = None, asked: CheckPlan | None = None
 ) -> list[Verdict]:
@@ -44,8 +51,8 @@ async def ask_at_once(
 
     asked = asked or agent.admission.plan_check(CHECK)
     for number in range(times):
-        agent.admission.decide_in_store(asked, lambda outcome, number=number: hear(number, outcome))  # type: ignore[misc]
-    assert len(agent.batcher._runs) == (1 if times <= MAX_REQUESTS else 2), "sent as a run"
+        agent.admission.decide_in_store(asked, Hearer(partial(hear, number)))
+    assert len(agent.batcher._runs) == 1, "sent as a run"
     await agent.rest(1)
     return told
 
@@ -78,7 +85,7 @@ def test_each_check_of_a_batch_counts() -> None:
     async def crowd(agent: Agent) -> None:
         told = await ask_at_once(agent)
         assert [each.answer.allowed for each in told] == [True] * TIMES
-        (hot,) = agent.quotas.hottest(1)
+        (hot,) = agent.keys.hottest(1)
         assert hot.demand_milli > 5_000, "units a second, as an average of a second has it"
         assert agent.metrics.registry.get_sample_value("leasehold_check_duration_seconds_count") == TIMES
         assert agent.slices.taken == 1, "ten requests within 100 ms are hot"
@@ -92,7 +99,7 @@ def test_checks_of_the_next_turn_are_another_call() -> None:
         assert [len(await ask_at_once(agent, 2, asked=asked)) for _ in range(2)] == [2, 2]
         assert agent.connection.calls == before + 2
         assert agent.admission._last is not None
-        assert len(agent.admission._last.on_verdicts) == 2, "who was told is forgotten"
+        assert len(agent.admission._last.callers) == 2, "who was told is forgotten"
 
     live(two_crowds)
 

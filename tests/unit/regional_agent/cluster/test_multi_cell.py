@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 
 from protocol.limits.document import LimitsDocument, PolicyBundle
-from regional_agent.admission.answers import Window
 from regional_agent.admission.plan import CheckPlan
 from regional_agent.admission.policies import Policies
 from regional_agent.cluster.multi_cell import drop_foreign_shadows
@@ -34,15 +33,13 @@ def asked_of(*policies: tuple[str, bool], operation: Operation | None = None) ->
     subject = {"user": "a"}
     policy_charges = Policies(bundle).charges_for(subject, None)
     charges = tuple(each.charge for each in policy_charges)
-    return CheckPlan(
-        subject, policy_charges, StoreRequest("enforce", charges, operation), [Window(1)] * len(policy_charges)
-    )
+    return CheckPlan(subject, policy_charges, StoreRequest("enforce", charges, operation))
 
 
 def kept(asked: CheckPlan) -> list[str]:
     """Return the quotas that are checked."""
     asked = drop_foreign_shadows(asked)
-    assert len(asked.windows) == len(asked.request.charges) == len(asked.policy_charges)
+    assert len(asked.request.charges) == len(asked.policy_charges)
     return [charge.quota.partition(":")[0] for charge in asked.request.charges]
 
 

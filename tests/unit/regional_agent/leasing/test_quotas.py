@@ -8,7 +8,8 @@ from prometheus_client import generate_latest
 
 from protocol.messages import LeaseDemand
 from protocol.units import MAX_UNITS
-from regional_agent.leasing.quotas import UNANSWERED_MS, HotKey, Quotas
+from regional_agent.leasing.quotas import UNANSWERED_MS, Quotas
+from regional_agent.leasing.rules.demand import HotKey
 from regional_agent.leasing.rules.refill import LONGEST_PAUSE_MS
 from regional_agent.metrics import AgentMetrics
 from regional_agent.store.types import PolicyDecision
@@ -149,17 +150,14 @@ def test_a_quota_is_no_longer_exhausted_once_the_coordinator_does_not_refuse_it(
     assert not quotas.outlook(QUOTA).is_exhausted
 
 
-def test_the_hottest_keys_have_the_highest_demand_of_rates_and_allowances() -> None:
+def test_the_hottest_keys_have_the_highest_demand() -> None:
     clock = StandingClock()
     quotas = Quotas(clock)
-    for number in (n for n in range(50) if n != 45):
-        quotas.record_rate_demand(f"api:tenant=t{number}", number)
-    quotas.record_demand(QUOTA, 45, spent(100))
+    for number in range(50):
+        quotas.record_demand(f"exports:tenant=t{number}", number, spent(100))
     quotas.grant_request("exports:tenant=silent")
     clock.now_ms += 1_000
-    hottest = quotas.hottest(7)
-    expected = [f"api:tenant=t{number}" for number in (49, 48, 47, 46)] + [QUOTA] + ["api:tenant=t44", "api:tenant=t43"]
-    assert [key.quota for key in hottest] == expected
+    assert [key.quota for key in quotas.hottest(3)] == [f"exports:tenant=t{number}" for number in (49, 48, 47)]
     assert "exports:tenant=silent" not in {key.quota for key in quotas.hottest(100)}
     clock.now_ms += 60_000
     assert quotas.hottest(1) == [], "what was hot has cooled down"

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.limits.rates import Rate
+from regional_agent.admission.key_states import KeyStates
 from regional_agent.leasing import schedule as schedule_module
 from regional_agent.leasing.quota import Quota
 from regional_agent.leasing.quotas import Quotas
@@ -129,19 +130,16 @@ def test_due_allowances_equal_those_of_a_full_scan(steps: list[tuple[str, int, i
         assert set(quotas._schedule.waiting) == {each.name for each in quotas._schedule if each.waiting}
 
 
-def test_rates_beyond_the_bound_take_the_place_of_those_that_are_not_reported(
+def test_of_too_many_reported_rates_the_one_that_began_first_is_reported_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(share_loop_module, "MOST_LIMITS", 10)
+    monkeypatch.setattr(share_loop_module, "MOST_REPORTED", 10)
     nobody: Any = SimpleNamespace()
-    sharing = ShareLoop("an agent", nobody, nobody, nobody, nobody, nobody, StandingClock())
-    for number in range(10):
-        key = sharing._follow(f"api:tenant=t{number}", Rate(1_000_000, 10), 0)
-        if number != 4:
-            sharing._report_at(key, 1)
-    sharing._follow("api:tenant=new", Rate(1_000_000, 10), 0)
-    assert "api:tenant=t4" not in sharing._limits
-    sharing._report_at(sharing._limits["api:tenant=new"], 1)
-    sharing._follow("api:tenant=newer", Rate(1_000_000, 10), 0)
-    assert len(sharing._limits) == 10
-    assert "api:tenant=t0" not in sharing._limits
+    clock = StandingClock()
+    states = KeyStates(clock)
+    sharing = ShareLoop("an agent", nobody, nobody, states, nobody, nobody, clock)
+    limits = [sharing._follow(states.of(f"api:tenant=t{number}"), Rate(1_000_000, 10), 0) for number in range(11)]
+    for limit in limits:
+        sharing._report_at(limit, 1)
+    assert sharing.reported_limits() == limits[1:]
+    assert limits[0].due_ms is None

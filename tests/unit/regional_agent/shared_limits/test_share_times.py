@@ -9,8 +9,9 @@ import pytest
 
 from protocol.limits.rates import Rate
 from protocol.messages import RateReport, RateShare, SharesRequest, SharesResponse, SlotReport, SlotShare
+from regional_agent.shared_limits.rules import RateDemand
 from regional_agent.shared_limits.share_loop import ShareLoop
-from regional_agent.shared_limits.shared_limit import followed
+from regional_agent.shared_limits.shared_limit import SharedLimit
 from regional_agent.store.types import (
     AgentRateDemand,
     AgentSlotDemand,
@@ -68,8 +69,8 @@ async def test_a_share_falls_at_a_fixed_time_after_its_request_however_late_the_
     coordinator: Any = SlowCoordinator(store, clock)
     sharing = ShareLoop("an agent", scripts, nobody, nobody, coordinator, nobody, clock)
     keys = [
-        followed(API, Rate(1_000_000, 10), 0),
-        followed(JOBS, SlotCharge(JOBS, 1, 9, 300_000, base_share=3), 0),
+        SharedLimit(API, Rate(1_000_000, 10), RateDemand(0)),
+        SharedLimit(JOBS, SlotCharge(JOBS, 1, 9, 300_000, base_share=3), RateDemand(0)),
     ]
     await sharing._exchange(StoreIncarnation("an incarnation", 1, 4), {key.quota: key for key in keys}, clock.now_ms)
     assert store.heard == [("rates", 7), ("slots", 7)]

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regional_agent.store_outage.rules.local_allowances import AllowanceRequest, LocalAllowances
+from regional_agent.store_outage.rules.local_allowances import AllowanceRequest, LocalAllowances, SeenLease
 from regional_agent.store_outage.rules.records import (
     MOST_BYTES,
     MOST_LEASES,
@@ -116,11 +116,10 @@ def test_records_written_together_have_one_line_for_each_line_of_usage(told: lis
 
 @given(st.integers(-5, 100), st.lists(st.integers(1, 30), max_size=10))
 def test_admissions_from_an_allowance_are_at_most_its_fraction(available: int, costs: list[int]) -> None:
-    allowances = LocalAllowances()
-    allowances.note("mails", available, until_ms=1_000)
+    allowances, lease = LocalAllowances(), SeenLease(available, until_ms=1_000)
     given_units = 0
     for cost in costs:
-        [left] = allowances.left([AllowanceRequest("mails", cost, 200_000)], now_ms=999)
+        [left] = allowances.left([AllowanceRequest("mails", cost, 200_000, lease)], now_ms=999)
         if left >= 0:
             allowances.give("mails", cost)
             given_units += cost
@@ -128,11 +127,11 @@ def test_admissions_from_an_allowance_are_at_most_its_fraction(available: int, c
             assert given_units + cost > max(0, available) // 5, "it would have fitted"
     assert given_units <= max(0, available) // 5
     allowances.take_back("mails", given_units)
-    assert allowances.left([AllowanceRequest("mails", 1, 200_000)] * 2, 999) == [
+    assert allowances.left([AllowanceRequest("mails", 1, 200_000, lease)] * 2, 999) == [
         max(0, available) // 5 - 1,
         max(0, available) // 5 - 2,
     ]
-    assert allowances.left([AllowanceRequest("mails", 1, 200_000)], 1_000) == [-1], "the period is over"
+    assert allowances.left([AllowanceRequest("mails", 1, 200_000, lease)], 1_000) == [-1], "the period is over"
 
 
 def test_more_lines_than_a_message_carries_are_reported_in_several_batches() -> None:
