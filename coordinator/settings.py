@@ -31,6 +31,12 @@ class CoordinatorSettings(Settings):
             "sends no webhooks; without a name the address of the database is compared."
         ),
     )
+    seller: str = Field(
+        default="",
+        max_length=1000,
+        examples=["Example Inc. | 1 Main Street | Springfield"],
+        description="Your company, as statements on paper show it: its name and the lines of its address, between `|`.",
+    )
     lanes: int = Field(
         default=4,
         ge=1,

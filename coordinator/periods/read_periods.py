@@ -1,5 +1,6 @@
 """Read the periods of the ledger."""
 
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,6 +35,10 @@ async def read_periods(connection: Connection, after: str, count: int) -> list[B
     """Return at most `count` periods by id, beginning after the given one."""
     rows = await connection.fetch(f"{_PERIODS} WHERE id > $1 ORDER BY id LIMIT $2", after, count)
     return await with_token_names(connection, [_booked(row) for row in rows])
+
+
+async def read_some_periods(connection: Connection, ids: Collection[str]) -> list[BookedPeriod]:
+    return [_booked(row) for row in await connection.fetch(f"{_PERIODS} WHERE id = ANY ($1::text[])", list(ids))]
 
 
 def _booked(row: asyncpg.Record) -> BookedPeriod:

@@ -240,7 +240,7 @@ async def get_reconciliation(
     """Compare the ledger with what the regions report, and return every difference."""
     now = coordinator.clock.now()
     found = _found(await coordinator.database.run(lambda c: reconcile_period(c, period, now), snapshot=True))
-    return shaped(request, query.shape, found, reconciliation_sheet, f"reconciliation-{period}")
+    return await shaped(request, query.shape, found, reconciliation_sheet, f"reconciliation-{period}")
 
 
 _TRIAL_BALANCE = described(answers={200: TrialBalance, 304: None, 404: None}, also=OTHER_MEDIA)
@@ -258,7 +258,7 @@ async def get_trial_balance(
     """Return the balance of each account by transfers, by pools and leases, and by the regions' reports."""
     now = coordinator.clock.now()
     found = _found(await coordinator.database.run(lambda c: balance_period(c, period, now), snapshot=True))
-    return shaped(request, query.shape, found, trial_balance_sheet, f"trial-balance-{period}")
+    return await shaped(request, query.shape, found, trial_balance_sheet, f"trial-balance-{period}")
 
 
 class CloseBody(BodyModel):

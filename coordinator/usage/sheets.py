@@ -11,12 +11,15 @@ from pydantic import Field
 from coordinator.http.conditions import strong_tag, unless_known
 from coordinator.limits.rules.history import LimitInForce, LimitKind
 from coordinator.tenants.operations import Tenant
+from coordinator.usage.pdf import NoPdf, TooLargeForPdf, pdf_of
+from coordinator.usage.rules.paper import Party
 from coordinator.usage.rules.reconciliation import Reconciliation
 from coordinator.usage.rules.sheet import Cell, Sheet, csv_file, html_of, xlsx_of
-from coordinator.usage.rules.statement import LineAdjustment, Statement, StatementLine
+from coordinator.usage.rules.statement import LineAdjustment, MonthStatement, Statement, StatementLine
 from coordinator.usage.rules.trial_balance import TrialBalance
 from protocol.identifiers import parse_quota_key
 from protocol.limits.document import HARD, SOFT, Mode
+from web.problems import refused
 
 T = TypeVar("T")
 SHEET = "Leasehold"  # the name of the one table of a file
@@ -27,37 +30,72 @@ class Shape(StrEnum):
     CSV = "csv"
     XLSX = "xlsx"
     HTML = "html"
+    PDF = "pdf"
 
 
 XLSX_MEDIA = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
-MEDIA = {Shape.JSON: "application/json", Shape.CSV: "text/csv", Shape.XLSX: XLSX_MEDIA, Shape.HTML: "text/html"}
+PDF_MEDIA = "application/pdf"
+MEDIA = {
+    Shape.JSON: "application/json",
+    Shape.CSV: "text/csv",
+    Shape.XLSX: XLSX_MEDIA,
+    Shape.HTML: "text/html",
+    Shape.PDF: PDF_MEDIA,
+}
 ShapeParameter = Annotated[
     Shape,
-    Field(alias="format", description="`csv` and `xlsx` are for a spreadsheet, `html` for printing.", examples=["csv"]),
+    Field(
+        alias="format",
+        description="`csv` and `xlsx` are for a spreadsheet, `html` and `pdf` for people.",
+        examples=["csv"],
+    ),
 ]
-OTHER_MEDIA = ("text/csv", XLSX_MEDIA, "text/html")  # besides JSON
+OTHER_MEDIA = ("text/csv", XLSX_MEDIA, "text/html", PDF_MEDIA)  # besides JSON
 _NOTHING_FROM_ELSEWHERE = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 
 
-def shaped(
-    request: Request, shape: Shape, value: T, sheet_of: Callable[[T], Sheet], name: str, *, is_immutable: bool = False
+async def shaped(
+    request: Request,
+    shape: Shape,
+    value: T,
+    sheet_of: Callable[[T], Sheet],
+    name: str,
+    *,
+    page: Callable[[], str] | None = None,
+    is_immutable: bool = False,
 ) -> Response:
-    body = _body(shape, value, sheet_of)
+    """Return the value in a shape. `page` makes its page, where that is not simply the sheet."""
+    body = await _body(shape, value, sheet_of, page or (lambda: html_of(sheet_of(value))))
     answer = Response(body, media_type=MEDIA[shape])
-    if shape in (Shape.CSV, Shape.XLSX):
+    if shape in (Shape.CSV, Shape.XLSX, Shape.PDF):
         answer.headers["Content-Disposition"] = f'attachment; filename="{name}.{shape}"'
     if shape is Shape.HTML:
         answer.headers["Content-Security-Policy"] = _NOTHING_FROM_ELSEWHERE
     return unless_known(request, answer, strong_tag(body), is_immutable=is_immutable)
 
 
-def _body(shape: Shape, value: T, sheet_of: Callable[[T], Sheet]) -> bytes:
-    if shape is Shape.JSON:
-        return msgspec.json.encode(value)
-    sheet = sheet_of(value)
-    if shape is Shape.CSV:
-        return csv_file(sheet.in_one_table())
-    return xlsx_of([(SHEET, sheet.in_one_table())]) if shape is Shape.XLSX else html_of(sheet).encode()
+async def _body(shape: Shape, value: T, sheet_of: Callable[[T], Sheet], page: Callable[[], str]) -> bytes:
+    match shape:
+        case Shape.JSON:
+            return msgspec.json.encode(value)
+        case Shape.CSV:
+            return csv_file(sheet_of(value).in_one_table())
+        case Shape.XLSX:
+            return xlsx_of([(SHEET, sheet_of(value).in_one_table())])
+        case Shape.HTML:
+            return page().encode()
+        case Shape.PDF:
+            return await _pdf(page())
+
+
+async def _pdf(page: str) -> bytes:
+    try:
+        return await pdf_of(page)
+    except NoPdf:
+        reason = "PDF takes weasyprint and Pango, which this coordinator lacks: install leasehold[paper], or use html."
+        raise refused("format", "available", reason) from None
+    except TooLargeForPdf:
+        raise refused("format", "at_most", "This has too many lines for a PDF. Use csv or xlsx.") from None
 
 
 # --- the sheets -------------------------------------------------------------------------------------------------------
@@ -92,6 +130,32 @@ def statement_sheet(statement: Statement, tenant: Tenant | None) -> Sheet:
     limits = [_limit(each) for each in statement.limits]
     also = Sheet("Limits in force", {}, _OF_LIMITS, limits)
     return Sheet(f"Statement {statement.period}: {statement.tenant}", facts, columns, rows, also, of)
+
+
+def month_sheet(statement: MonthStatement, tenant: Tenant | None) -> Sheet:
+    of: dict[str, Cell] = {
+        "tenant": statement.tenant,
+        "name": tenant.name if tenant else None,
+        "external ids": external_ids_of(tenant),
+        "month": statement.month,
+        "as of": statement.as_of,
+        "is final": str(statement.is_final).lower(),
+    }
+    columns = ("line", "kind", "quota", "units", "adjusted", "document", "reason")
+    rows = [(each.n, each.kind, each.quota, each.units, *_of_adjustment(each.adjustment)) for each in statement.lines]
+    return Sheet(f"Statement {statement.month}: {statement.tenant}", {}, columns, rows, of=of)
+
+
+def seller_of(setting: str) -> Party:
+    return Party([line.strip() for line in setting.split("|")] if setting else [])
+
+
+def customer_of(name: str, tenant: Tenant | None) -> Party:
+    """Return the customer as paper shows it: a tenant of which nothing is registered by its own name."""
+    if tenant is None:
+        return Party([name])
+    ids = [f"Customer {name}", *(f"{system}: {id_}" for system, id_ in tenant.external_ids.items())]
+    return Party([tenant.name, *tenant.address], ids)
 
 
 # Limits get a column of their own, so that the sum of the column `units` stays what is billed.

@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from msgspec import Struct
-from pydantic import Field
+from pydantic import Field, PlainValidator
 
 from coordinator.access.auth import RequireScope
 from coordinator.access.authenticate import Caller
@@ -19,10 +19,24 @@ from coordinator.http.parameters import Flag, Text, WholeNumber
 from coordinator.state import Coordinator, CoordinatorDep
 from coordinator.tenants.operations import Tenant, read_tenant
 from coordinator.usage.list_statements import ListedStatement, list_statements
+from coordinator.usage.read_month import parse_month, read_month_statement
 from coordinator.usage.read_statement import LineSource, NoStatement, read_sources, read_statement
 from coordinator.usage.routes import AsOf, PathPeriod
-from coordinator.usage.rules.statement import Statement, StatementId, StatementLine, parse_statement_id
-from coordinator.usage.sheets import OTHER_MEDIA, Shape, ShapeParameter, shaped, statement_sheet
+from coordinator.usage.rules.paper import page_of, paper_of_month, paper_of_statement
+from coordinator.usage.rules.sheet import Sheet
+from coordinator.usage.rules.statement import MonthStatement, Statement, StatementId, StatementLine, parse_statement_id
+from coordinator.usage.sheets import (
+    OTHER_MEDIA,
+    Shape,
+    ShapeParameter,
+    customer_of,
+    month_sheet,
+    seller_of,
+    shaped,
+    statement_sheet,
+)
+from protocol.periods import period_of
+from protocol.zones import zone_of
 from web.bodies import reply
 from web.openapi import described
 from web.problems import Problem, refused
@@ -158,10 +172,66 @@ async def _statement(
     )
     if isinstance(found, NoStatement):
         _refuse(found)
-    name = re.sub(r"[^\w.-]", "_", f"statement-{of.period}-{of.tenant}", flags=re.ASCII)[:100]
+    name = _file_name(of.period, of.tenant)
     is_immutable = found.is_final and shape is Shape.JSON  # all others name the tenant, and names change
-    sheet = statement_sheet(found, registered)
-    return shaped(request, shape, found, lambda _: sheet, name, is_immutable=is_immutable)
+    statement, zone = found, zone_of(period_of(found.period).calendar.zone)
+
+    def page() -> str:
+        parties = customer_of(statement.tenant, registered), seller_of(coordinator.settings.seller)
+        return page_of(paper_of_statement(statement, *parties, zone))
+
+    def sheet(_: Statement) -> Sheet:
+        return statement_sheet(statement, registered)
+
+    return await shaped(request, shape, found, sheet, name, page=page, is_immutable=is_immutable)
+
+
+def _month(text: str) -> datetime:
+    try:
+        return parse_month(text)
+    except ValueError:
+        raise Problem("not-found", "This is no month. Write it as 2026-11.") from None
+
+
+@router.get(
+    "/v1/tenants/{tenant:path}/statements/{month}",
+    **described(answers={200: MonthStatement, 304: None, 404: None}, also=OTHER_MEDIA),
+)
+async def get_statement_of_month(
+    request: Request,
+    tenant: Annotated[Text, Path(description="A tenant.", examples=["acme"])],
+    month: Annotated[
+        datetime, Path(description="A month.", examples=["2026-11"]), PlainValidator(_month, json_schema_input_type=str)
+    ],
+    coordinator: CoordinatorDep,
+    _: Reader,
+    query: Annotated[StatementQuery, Query()],
+    _if_none_match: IfNoneMatch = None,
+) -> Response:
+    """Return what a tenant is billed for in all periods that end in a month, each by its own time zone.
+
+    It is final when the month is over and each of its periods is closed. Times on paper are in the tenant's time zone.
+    """
+    now = coordinator.clock.now()
+    found, registered = await coordinator.database.run(
+        lambda c: _with_tenant(read_month_statement(c, tenant, month, query.as_of, now), c, tenant), snapshot=True
+    )
+    if isinstance(found, NoStatement):
+        _refuse(found)
+    statement, zone = found, zone_of(registered.time_zone if registered else "UTC")
+
+    def page() -> str:
+        parties = customer_of(tenant, registered), seller_of(coordinator.settings.seller)
+        return page_of(paper_of_month(statement, *parties, zone))
+
+    def sheet(_: MonthStatement) -> Sheet:
+        return month_sheet(statement, registered)
+
+    return await shaped(request, query.shape, found, sheet, _file_name(statement.month, tenant), page=page)
+
+
+def _file_name(of: str, tenant: str) -> str:
+    return re.sub(r"[^\w.-]", "_", f"statement-{of}-{tenant}", flags=re.ASCII)[:100]
 
 
 async def _with_tenant(reading: Awaitable[T], connection: Connection, tenant: str) -> tuple[T, Tenant | None]:

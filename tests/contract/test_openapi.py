@@ -58,6 +58,7 @@ DOORS = {
         "GET /v1/periods/{period}/statement",
         "GET /v1/periods/{period}/statements",
         "GET /v1/tenants",
+        "GET /v1/tenants/{tenant}/statements/{month}",
         "GET /v1/tenants/{tenant}",
         "PUT /v1/tenants/{tenant}",
         "DELETE /v1/tenants/{tenant}",

@@ -142,8 +142,8 @@ dd { margin: 0; overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; }
 thead { display: table-header-group; }
 tr { break-inside: avoid; }
-th, td { text-align: left; padding: 2pt 6pt; border-bottom: 0.5pt solid #999; overflow-wrap: anywhere; }
-.number { text-align: right; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: 2pt 6pt; border-bottom: 0.5pt solid #999; overflow-wrap: break-word; }
+.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 @media print { body { margin: 0; max-width: none; } }
 """
 _PAGE = """<!doctype html>

@@ -20,6 +20,7 @@ import binascii
 from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
+from itertools import groupby
 from typing import NamedTuple
 from uuid import UUID
 
@@ -96,6 +97,49 @@ class Statement(Struct, frozen=True, kw_only=True):
     unaccounted: int  # units that regions hold and have not reported yet
     lines: list[StatementLine]
     limits: list[LimitInForce]  # in force during the period
+
+
+class MonthPeriod(Struct, frozen=True, kw_only=True):
+    """A period of a month, and what is billed in it."""
+
+    period: str
+    starts_at: datetime = field(name="from")
+    ends_at: datetime = field(name="to")
+    is_closed: bool
+    billed: int
+    path: str  # of its own statement
+
+
+class MonthLine(Struct, frozen=True):
+    n: int
+    kind: LineKind
+    quota: str
+    units: int  # billed units
+    adjustment: LineAdjustment | None
+
+
+class MonthStatement(Struct, frozen=True, kw_only=True):
+    """The statements of all periods that end in a month, as one."""
+
+    tenant: str
+    month: str
+    is_final: bool  # the month is over and all its periods are closed
+    as_of: int
+    billed: int
+    unaccounted: int
+    periods: list[MonthPeriod]
+    lines: list[MonthLine]
+
+
+def month_lines(amounts: Iterable[Amount]) -> list[MonthLine]:
+    """Return a line for each kind of each quota, and one for each adjustment."""
+    in_order = sorted(amounts, key=lambda each: (list(LineKind).index(each.kind), each.quota, str(each.adjustment)))
+    lines = list[MonthLine]()
+    for (kind, quota, _), its in groupby(in_order, key=lambda each: (each.kind, each.quota, str(each.adjustment))):
+        alike = list(its)
+        units = sum(each.units for each in alike)
+        lines.append(MonthLine(len(lines) + 1, kind, quota, units, alike[0].adjustment))
+    return lines
 
 
 def with_adjustments(

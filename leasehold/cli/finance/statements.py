@@ -14,6 +14,10 @@ from protocol.counting import counted
 
 statement = typer.Typer(no_args_is_help=True, help="Look at what tenants are billed for.")
 
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="A file that ends with .pdf, .html, .xlsx, .csv or .json.")
+]
+
 SUMMARY: dict[str, Column] = {
     **fields("tenant", "name"),
     "external ids": lambda row: ", ".join(f"{system}={id_}" for system, id_ in row["external_ids"].items()),
@@ -84,6 +88,7 @@ LIMIT: dict[str, Column] = {
     "to": lambda limit: _to_the_second(limit["to"]),
     **fields("plan", "reason", "document"),
 }
+MONTH_LINE: dict[str, Column] = {**fields("n", "kind", "quota", "units"), "document": LINE["document"]}
 REPORT = fields("position", "region", "epoch", "lane", "seq", "units", "body_hash", "movement_id")
 
 
@@ -98,15 +103,16 @@ def show_statement(
     as_of: AsOf = None,
     as_csv: Csv = False,
     as_html: Annotated[bool, typer.Option("--html", help="Print a page that can be put on paper.")] = False,
+    output: Output = None,
 ) -> None:
     """Print what a tenant is billed for, and the limits that were in force. It is final once the period is closed."""
     path = f"/v1/periods/{segment(period)}/statement"
+    params = {"tenant": tenant} | ({"as_of": as_of} if as_of else {})
+    if output is not None:
+        _save(cli, path, params, output)
+        return
     if as_csv or as_html:
-        params = {"tenant": tenant, "format": "csv" if as_csv else "html"} | ({"as_of": as_of} if as_of else {})
-        response = cli.client.get(path, params=params)
-        if not response.is_success:
-            answer(response)
-        typer.echo(response.text, nl=False)
+        typer.echo(_in_format(cli, path, params, "csv" if as_csv else "html"), nl=False)
         return
     found = cli.get(path, tenant=tenant, as_of=as_of)
     if line is not None:
@@ -120,6 +126,43 @@ def show_statement(
     cli.render(found["limits"], LIMIT)
     state = "final" if found["is_final"] else f"as of position {found['as_of']}, not final"
     typer.echo(f"billed: {counted(found['billed'], 'unit')}; {state}; not accounted for yet: {found['unaccounted']}")
+
+
+@api_command(statement, scope="usage:read", name="month")
+def show_month(
+    cli: Cli,
+    tenant: Annotated[str, typer.Argument(help="The tenant.")],
+    month: Annotated[str, typer.Argument(help="Such as 2026-11.")],
+    as_of: AsOf = None,
+    output: Output = None,
+) -> None:
+    """Print what a tenant is billed for in all periods that end in a month: hours, days, months and anniversaries."""
+    path = f"/v1/tenants/{segment(tenant)}/statements/{segment(month)}"
+    if output is not None:
+        _save(cli, path, {"as_of": as_of} if as_of else {}, output)
+        return
+    found = cli.get(path, as_of=as_of)
+    if cli.as_json:
+        cli.print_json(found)
+        return
+    cli.render(found["lines"], MONTH_LINE)
+    state = "final" if found["is_final"] else f"as of position {found['as_of']}, not final"
+    typer.echo(f"billed: {counted(found['billed'], 'unit')} in {counted(len(found['periods']), 'period')}; {state}")
+
+
+def _save(cli: Cli, path: str, params: dict[str, str], output: Path) -> None:
+    """Write a statement into a file, in the format that its name ends with."""
+    content = _in_format(cli, path, params, output.suffix.removeprefix("."))
+    partial = output.with_name(f"{output.name}.part")
+    partial.write_bytes(content)
+    partial.replace(output)
+
+
+def _in_format(cli: Cli, path: str, params: dict[str, str], format_: str) -> bytes:
+    response = cli.client.get(path, params={**params, "format": format_})
+    if not response.is_success:
+        answer(response)
+    return response.content
 
 
 def _to_the_second(moment: str | None) -> str | None:

@@ -39,6 +39,7 @@ DOORS = [
     ("GET", "/v1/periods/2026-11/statement", "usage:read"),
     ("GET", "/v1/periods/2026-11/statements", "usage:read"),
     ("GET", "/v1/tenants", "usage:read"),
+    ("GET", "/v1/tenants/acme/statements/2026-11", "usage:read"),
     ("GET", "/v1/tenants/acme", "usage:read"),
     ("PUT", "/v1/tenants/acme", "tenant:write"),
     ("DELETE", "/v1/tenants/acme", "tenant:write"),

@@ -66,7 +66,7 @@ async def test_usage_is_a_table_json_or_csv(typed: Typed) -> None:
         assert (refused.exit_code, sentence in refused.stderr) == (1, True)
 
 
-async def test_a_statement_is_shown_and_followed_to_its_reports(typed: Typed) -> None:
+async def test_a_statement_is_shown_and_followed_to_its_reports(typed: Typed, tmp_path: Path) -> None:
     asked = ("statement", "show", DAY, "--tenant", "acme")
     table = (await said(typed, *asked)).splitlines()
     assert table[1].split() == ["1", "usage", "mails", DAY, "eu-west", "10"]
@@ -80,6 +80,14 @@ async def test_a_statement_is_shown_and_followed_to_its_reports(typed: Typed) ->
     )
     assert (await said(typed, *asked, "--html")).startswith("<!doctype html>")
     assert (await typed("statement", "show", DAY, "--tenant", "nobody")).exit_code == 1
+    assert "billed: 15 units in 2 periods; as of position " in await said(
+        typed, "statement", "month", "acme", "2026-11"
+    )
+    for suffix, begins in (("html", b"<!doctype html>"), ("pdf", b"%PDF-"), ("xlsx", b"PK"), ("json", b"{")):
+        file = tmp_path / f"statement.{suffix}"
+        await said(typed, *asked, "-o", str(file))
+        await said(typed, "statement", "month", "acme", "2026-11", "-o", str(file))
+        assert file.read_bytes().startswith(begins)
 
 
 async def test_an_export_is_the_file_of_its_manifest(typed: Typed, tmp_path: Path) -> None:
