@@ -15,6 +15,7 @@ from benchmarks.allocation import run as allocation
 from benchmarks.allocation import wan
 from benchmarks.frame import FEWEST_TURNS, Lines, conditions, publish, show, write
 from benchmarks.load import RefusedError
+from benchmarks.peers import report
 from benchmarks.peers import run as peers
 from benchmarks.stack import can_be_pinned
 
@@ -45,6 +46,8 @@ def main() -> None:
     chosen = parser.parse_args()
     if unknown := set(chosen.names) - set(BENCHMARKS):
         parser.error(f"there is no benchmark {sorted(unknown)[0]!r}; there are: {', '.join(BENCHMARKS)}")
+    if chosen.only and chosen.names != ["peers"]:
+        parser.error("--only chooses parts of `peers`: ./dev bench peers --only PARTS")
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     for name in chosen.names or BENCHMARKS:
         how = conditions(datetime.now(UTC)) | {"repeats": max(chosen.repeats, FEWEST_TURNS), "seconds": chosen.seconds}
@@ -60,6 +63,8 @@ def main() -> None:
         if chosen.only:
             continue
         path = write(name, tables, how)
+        if name == "peers":
+            report.publish()
         publish(name, tables, how)
         print(f"written to {path.relative_to(path.parents[2])}")
 

@@ -9,9 +9,16 @@ from benchmarks.frame import RESULTS
 
 Points = Sequence[tuple[float, float]]
 
-WIDTH, HEIGHT = 860, 420
-LEFT, RIGHT, TOP, BOTTOM = 80, 190, 50, 50
-COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")
+WIDTH, HEIGHT = 960, 420
+LEFT, RIGHT, TOP, BOTTOM = 80, 290, 50, 50
+# A page may be light or dark; the lines' own colours are readable on both.
+STYLE = """<style>
+.ground { fill: #ffffff } .grid { stroke: #d0d7de } .tick { stroke: #57606a } text { fill: #24292f }
+@media (prefers-color-scheme: dark) {
+.ground { fill: #0d1117 } .grid { stroke: #30363d } .tick { stroke: #9198a1 } text { fill: #e6edf3 }
+}
+</style>"""
+COLOURS = ("#1f6feb", "#d1242f", "#2da44e", "#bf8700", "#8250df", "#768390")
 TICKS_ACROSS = 8
 
 
@@ -24,7 +31,8 @@ def picture(title: str, across: str, up: str, lines: Mapping[str, Points]) -> st
     drawn = [*frame.axes(across, up), *(part for each in enumerate(lines.items()) for part in frame.line(*each))]
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">'
     named = f'<text x="{LEFT}" y="24" font-size="16">{escape(title)}</text>'
-    return "\n".join([head, f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>', named, *drawn, "</svg>", ""])
+    ground = f'<rect width="{WIDTH}" height="{HEIGHT}" class="ground"/>'
+    return "\n".join([head, STYLE, ground, named, *drawn, "</svg>", ""])
 
 
 def save(name: str, svg: str) -> Path:
@@ -51,13 +59,13 @@ class _Frame:
         bottom = HEIGHT - BOTTOM
         for power in range(self._lowest, self._highest + 1):
             y = self.y(10.0**power)
-            yield f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="#d0d7de"/>'
+            yield f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" class="grid"/>'
             yield _text(LEFT - 8, y + 4, f"{10.0**power:,g}", "end")
         decimals = 0 if self._last - self._first >= 5 * TICKS_ACROSS else 1
         for each in range(TICKS_ACROSS + 1):
             value = self._first + each * (self._last - self._first) / TICKS_ACROSS
             x = self.x(value)
-            yield f'<line x1="{x:.1f}" y1="{bottom}" x2="{x:.1f}" y2="{bottom + 5}" stroke="#57606a"/>'
+            yield f'<line x1="{x:.1f}" y1="{bottom}" x2="{x:.1f}" y2="{bottom + 5}" class="tick"/>'
             yield _text(x, bottom + 20, f"{value:,.{decimals}f}", "middle")
         yield _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, across, "middle")
         yield _text(LEFT - 70, TOP - 10, up, "start")
@@ -73,4 +81,4 @@ class _Frame:
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="12" text-anchor="{anchor}" fill="#24292f">{escape(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="12" text-anchor="{anchor}">{escape(text)}</text>'

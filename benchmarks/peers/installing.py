@@ -44,7 +44,7 @@ GO_MODULES = (
     ),
 )
 GENERATOR = "loadgen"
-NOT_IN_A_REGISTRY = {"limitador-server": "no package registry has it; build it and put it on the PATH"}
+NOT_IN_A_REGISTRY = {"limitador-server": "no package registry has it and it is not on the PATH"}
 
 
 class NotInstalledError(Exception):

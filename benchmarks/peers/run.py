@@ -6,6 +6,7 @@ requests of a turn; random keys are drawn from 100,000.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count, repeat
 from pathlib import Path
@@ -40,8 +41,9 @@ from benchmarks.stack import Stack, local_stack, pinned, put_limits
 SECTIONS = ("servers", "open-loop", "libraries", "services")
 KINDS_OF_KEYS = ("hot", "random")
 OPEN_LOOP = "open loop, random keys, {part} in ms by requests a second"
-OFFERED_PER_SECOND = (2_000, 5_000, 8_000, 11_000, 14_000, 17_000, 20_000)
+OFFERED_PER_SECOND = (2_000, 5_000, 10_000, 15_000, 20_000, 25_000, 30_000)
 WALK_S = 20.0  # at most
+NOT_MEASURED = "not measured"
 HOT_KEY, RANDOM_KEYS = "one hot key", "random keys"
 
 
@@ -81,12 +83,12 @@ class Subject(NamedTuple):
 async def run(repeats: int, seconds: float, port: int, only: str = "") -> dict[str, Lines]:
     choice = parse_choice(only)
     installed = install()
-    for name, reason in installed.missing.items():
-        print(f"not measured: {name} ({reason})")
     program = installed.program("loadgen")
     if program is None:
         raise SystemExit("the load generator needs Go")
     tables: dict[str, Lines] = {}
+    if installed.missing:
+        tables[NOT_MEASURED] = [Case(name, {"why": reason}) for name, reason in installed.missing.items()]
     async with local_stack(port) as stack:
         await put_limits(stack, leasehold_limits(), leasehold_check(FIXED_WINDOW))
         with pinned(stack) as measure, TemporaryDirectory() as scratch:
@@ -110,44 +112,36 @@ async def _turn(subject: Subject, keys: Iterator[Keys], seconds: float) -> Load:
     )
 
 
+@dataclass(frozen=True)
 class _Bench:
-    def __init__(
-        self,
-        stack: Stack,
-        installed: Installed,
-        generator: Generator,
-        choice: Choice,
-        repeats: int,
-        seconds: float,
-        port: int,
-        measure: Callable[[int], None],
-        scratch: Path,
-    ) -> None:
-        self._stack = stack
-        self._installed = installed
-        self._generator = generator
-        self._choice = choice
-        self._fewest = FEWEST_TURNS if choice.is_everything else 1
-        self._repeats = max(repeats, self._fewest)
-        self._seconds = seconds
-        self._port = port
-        self._measure = measure
-        self._scratch = scratch
+    stack: Stack
+    installed: Installed
+    generator: Generator
+    choice: Choice
+    repeats: int
+    seconds: float
+    port: int
+    measure: Callable[[int], None]  # puts a process on the measured core
+    scratch: Path
+
+    @property
+    def fewest(self) -> int:
+        return FEWEST_TURNS if self.choice.is_everything else 1
 
     async def measure_servers(self) -> dict[str, Lines]:
         tables: dict[str, Lines] = {}
-        every = list(peers(self._installed, self._port + 200, self._scratch))
-        async with running(every, self._generator, self._measure, self._scratch) as others:
-            targets = [*leasehold_targets(self._stack), *others]
-            if "servers" in self._choice.sections:
+        every = list(peers(self.installed, self.port + 200, self.scratch))
+        async with running(every, self.generator, self.measure, self.scratch) as others:
+            targets = [*leasehold_targets(self.stack), *others]
+            if "servers" in self.choice.sections:
                 tables |= await self._compare("servers", [self._subject(each) for each in targets], walk_s=WALK_S)
-            if self._choice.has("open-loop", "random"):
+            if self.choice.has("open-loop", "random"):
                 tables |= await self._open_loop([each for each in targets if not each.only_hot])
         return tables
 
     async def measure_libraries(self) -> dict[str, Lines]:
-        every = list(libraries(self._installed, self._stack, self._port + 230))
-        async with waiting(every, self._stack, self._measure, self._scratch) as callers:
+        every = list(libraries(self.installed, self.stack, self.port + 230))
+        async with waiting(every, self.stack, self.measure, self.scratch) as callers:
             subjects = [
                 Subject(each.library.name, each.run, each.process.pid, each.store_pid, each.library.only_hot)
                 for each in callers
@@ -155,45 +149,47 @@ class _Bench:
             return await self._compare("libraries in one process", subjects, part=1 / 2)
 
     async def measure_services(self) -> dict[str, Lines]:
-        every = list(services(self._installed, self._stack, self._port + 250))
-        async with running(every, self._generator, self._measure, self._scratch) as targets:
+        every = list(services(self.installed, self.stack, self.port + 250))
+        async with running(every, self.generator, self.measure, self.scratch) as targets:
             subjects = [self._subject(each) for each in targets]
             return await self._compare("a FastAPI service that is limited", subjects, part=1 / 2)
 
     def _subject(self, target: Target) -> Subject:
-        run = partial(self._generator.run, target.address, target.request)
+        run = partial(self.generator.run, target.address, target.request)
         return Subject(target.name, run, target.pid, target.store_pid, target.only_hot)
 
     async def _compare(
         self, section: str, subjects: Sequence[Subject], part: float = 1, walk_s: float = 0
     ) -> dict[str, Lines]:
         """Measure one hot key, another in each turn, and then random keys, each of which was used once before."""
-        seconds = self._seconds * part
+        print(f"measuring {section}", flush=True)
+        seconds = self.seconds * part
         tables: dict[str, Lines] = {}
-        if "hot" in self._choice.keys:
+        if "hot" in self.choice.keys:
             keys = map(hot_key, count(KEYS))
             hot: dict[str, Turn] = {each.name: partial(_turn, each, keys, seconds) for each in subjects}
-            tables[f"{section}, {HOT_KEY}"] = await compare(hot, self._repeats, self._fewest)
-        if "random" in self._choice.keys:
+            tables[f"{section}, {HOT_KEY}"] = await compare(hot, self.repeats, self.fewest)
+        if "random" in self.choice.keys:
             many = [each for each in subjects if not each.only_hot]
             for each in many if walk_s else ():
                 await each.run(EVERY_KEY_ONCE, walk_s)
             random: dict[str, Turn] = {each.name: partial(_turn, each, repeat(RANDOM), seconds) for each in many}
-            tables[f"{section}, {RANDOM_KEYS}"] = await compare(random, self._repeats, self._fewest)
+            tables[f"{section}, {RANDOM_KEYS}"] = await compare(random, self.repeats, self.fewest)
         return tables
 
     async def _open_loop(self, targets: Sequence[Target]) -> dict[str, Lines]:
         """Offer fixed rates of requests; a latency counts from when the request was due."""
+        print("measuring servers in an open loop", flush=True)
         p50_ms: _Samples = {each.name: {} for each in targets}
         p99_ms: _Samples = {each.name: {} for each in targets}
-        for _ in range(self._repeats):
+        for _ in range(max(self.repeats, self.fewest)):
             for rate in OFFERED_PER_SECOND:
                 for each in targets:
-                    done = await self._generator.run(
+                    done = await self.generator.run(
                         each.address,
                         each.request,
                         RANDOM,
-                        self._seconds / 2,
+                        self.seconds / 2,
                         per_second=rate,
                         callers=OPEN_LOOP_CALLERS,
                     )

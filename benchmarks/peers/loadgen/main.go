@@ -114,6 +114,7 @@ type run struct {
 	options
 	begun  time.Time
 	end    time.Time
+	giveUp time.Time // of requests of an open loop that are still waiting for a caller
 	walked atomic.Int64
 	due    chan time.Time // of an open loop
 }
@@ -122,6 +123,7 @@ type run struct {
 type tally struct {
 	latencies []time.Duration
 	late      []time.Duration
+	unsent    []time.Duration // how long requests of an open loop had waited when the run gave up
 	refused   int
 	refusal   string
 	err       error
@@ -134,7 +136,9 @@ func newRun(chosen options) *run {
 func (r *run) measure(callers []caller) (result, error) {
 	tallies := make([]tally, len(callers))
 	r.begun = time.Now()
-	r.end = r.begun.Add(time.Duration(r.seconds * float64(time.Second)))
+	length := time.Duration(r.seconds * float64(time.Second))
+	r.end = r.begun.Add(length)
+	r.giveUp = r.end.Add(length)
 	if r.perSecond > 0 {
 		r.due = make(chan time.Time, int(r.perSecond*r.seconds)+1)
 		go r.schedule()
@@ -166,6 +170,10 @@ func (r *run) loop(each caller, own *tally, place int) {
 		intended, ok := r.next()
 		if !ok {
 			return
+		}
+		if r.due != nil && time.Now().After(r.giveUp) {
+			own.unsent = append(own.unsent, time.Since(intended))
+			continue
 		}
 		key := 0
 		if r.walk {
@@ -228,7 +236,7 @@ func writeKey(request []byte, places []int, key int) {
 }
 
 func summarize(tallies []tally, elapsed time.Duration) (result, error) {
-	var latencies, late []time.Duration
+	var latencies, late, unsent []time.Duration
 	var measured result
 	for _, each := range tallies {
 		if each.err != nil {
@@ -236,6 +244,7 @@ func summarize(tallies []tally, elapsed time.Duration) (result, error) {
 		}
 		latencies = append(latencies, each.latencies...)
 		late = append(late, each.late...)
+		unsent = append(unsent, each.unsent...)
 		measured.Refused += each.refused
 		if measured.Refusal == "" {
 			measured.Refusal = each.refusal
@@ -243,6 +252,7 @@ func summarize(tallies []tally, elapsed time.Duration) (result, error) {
 	}
 	measured.Decisions = len(latencies)
 	measured.PerSecond = float64(len(latencies)) / elapsed.Seconds()
+	latencies = append(latencies, unsent...) // each would have taken at least as long
 	measured.P50us, measured.P99us = percentile(latencies, 0.5), percentile(latencies, 0.99)
 	measured.LateP99us = percentile(late, 0.99)
 	return measured, nil

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.frame import Load, cells, compare
+from benchmarks.frame import RESULTS, Load, cells, compare
 from benchmarks.load import RefusedError
+from benchmarks.peers import report
 from benchmarks.peers.generator import KEY, encode_field, generated
-from benchmarks.peers.installing import GO_MODULES, HERE
+from benchmarks.peers.installing import GO_MODULES, HERE, Installed
 from benchmarks.peers.processor_time import parse_ticks, used_us
 from benchmarks.peers.run import KINDS_OF_KEYS, SECTIONS, cases, parse_choice
-from benchmarks.peers.servers import FIXED_WINDOW, leasehold_check, leasehold_limits
+from benchmarks.peers.servers import FIXED_WINDOW, PER_MINUTE, leasehold_check, leasehold_limits, peers
 
 pytestmark = pytest.mark.anyio
 
@@ -97,6 +98,34 @@ def test_each_route_of_leasehold_has_its_own_quota() -> None:
     assert json.dumps(document).count('"slices": false') == 1
 
 
+def test_each_server_has_the_same_limit_and_a_store_of_its_own(tmp_path: Path) -> None:
+    programs = ("ratelimit", "limitador-server", "gubernator")
+    installed = installed_in(tmp_path, *programs)
+    every = list(peers(installed, 30_000, tmp_path))
+    assert [Path(each.command[0]).name for each in every] == [programs[0], programs[1], programs[1], programs[2]]
+    assert len({each.address for each in every}) == len(every)
+    stores = [each.store_port for each in every if each.store_port is not None]
+    assert len(set(stores)) == len(stores) == 2
+    assert all("own memory" in each.name for each in every if each.store_port is None)
+    for config in (tmp_path / "ratelimit" / "config" / "peers.yaml", tmp_path / "limitador.yaml"):
+        assert str(PER_MINUTE) in config.read_text()
+    assert encode_field(4, PER_MINUTE) in every[-1].request.body
+
+
+def test_a_server_that_is_missing_is_left_out(tmp_path: Path) -> None:
+    installed = installed_in(tmp_path, "ratelimit", "gubernator")._replace(
+        missing={"gubernator": "the network is away"}
+    )
+    assert [each.name for each in peers(installed, 30_000, tmp_path)] == ["envoyproxy/ratelimit, fixed window, gRPC"]
+
+
+def installed_in(directory: Path, *programs: str) -> Installed:
+    (directory / "bin").mkdir()
+    for name in programs:
+        (directory / "bin" / name).touch(mode=0o755)
+    return Installed(directory, missing={})
+
+
 def test_services_of_both_sides_run_on_the_same_framework() -> None:
     ours, theirs = (pins(path) for path in (ROOT / "requirements.lock", HERE / "requirements.txt"))
     assert {name: theirs[name] for name in SHARED_PACKAGES} == {name: ours[name] for name in SHARED_PACKAGES}
@@ -104,6 +133,24 @@ def test_services_of_both_sides_run_on_the_same_framework() -> None:
 
 def test_programs_are_pinned_by_version_and_hash() -> None:
     assert all(re.search(r"@v\d", each.version) and each.hash.startswith("h1:") for each in GO_MODULES)
+
+
+def test_the_readme_and_its_picture_show_the_results() -> None:
+    document = json.loads((RESULTS / "peers.json").read_text())
+    assert report.in_markdown(document) in report.README.read_text()
+    assert report.drawn(document) == (RESULTS / f"{report.PICTURE}.svg").read_text()
+
+
+def test_the_table_is_written_between_its_markers_and_nowhere_else() -> None:
+    document = json.loads((RESULTS / "peers.json").read_text())
+    once = report.with_table(f"# Before\n{report.BEGIN}old\n{report.END}after\n", document)
+    assert once == f"# Before\n{report.in_markdown(document)}after\n"
+    assert report.with_table(once, document) == once
+
+
+def test_a_readme_without_markers_is_refused() -> None:
+    with pytest.raises(SystemExit, match="the README has no lines"):
+        report.with_table("# Before\n", json.loads((RESULTS / "peers.json").read_text()))
 
 
 def pins(path: Path) -> dict[str, str]:
