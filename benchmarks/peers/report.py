@@ -65,8 +65,12 @@ def in_markdown(document: Document) -> str:
 def _line(name: str, hot: Document, random: Document | None) -> list[str]:
     shown = random or hot  # processor time is of random keys where they were measured
     many = _speed(random) if random else ["", ""]
-    processor = [f"{shown[column]['median']:.1f}" for column in ("cpu_us", "store_cpu_us")]
+    processor = [_microseconds(shown[column]["median"]) for column in ("cpu_us", "store_cpu_us")]
     return [name, *_speed(hot), *many, *processor]
+
+
+def _microseconds(median: float) -> str:
+    return f"{median:.1f}" if median else ""  # a server without a store, or a system that does not count
 
 
 def _speed(row: Document) -> list[str]:
@@ -81,7 +85,7 @@ def drawn(document: Document) -> str:
     """Draw the 99th percentile of each server by offered load."""
     rows = by_name(document["tables"][OPEN_LOOP.format(part="p99")])
     lines = {
-        re.sub(", (HTTP|gRPC)$", "", name): [
+        re.sub(", (HTTP|gRPC)", "", name): [
             (int(rate.removesuffix("/s").replace(",", "")), ms["median"]) for rate, ms in row.items() if rate != "name"
         ]
         for name, row in rows.items()

@@ -87,8 +87,6 @@ async def run(repeats: int, seconds: float, port: int, only: str = "") -> dict[s
     if program is None:
         raise SystemExit("the load generator needs Go")
     tables: dict[str, Lines] = {}
-    if installed.missing:
-        tables[NOT_MEASURED] = [Case(name, {"why": reason}) for name, reason in installed.missing.items()]
     async with local_stack(port) as stack:
         await put_limits(stack, leasehold_limits(), leasehold_check(FIXED_WINDOW))
         with pinned(stack) as measure, TemporaryDirectory() as scratch:
@@ -100,6 +98,8 @@ async def run(repeats: int, seconds: float, port: int, only: str = "") -> dict[s
                 tables |= await bench.measure_libraries()
             if "services" in choice.sections:
                 tables |= await bench.measure_services()
+    if installed.missing:
+        tables[NOT_MEASURED] = [Case(name, {"why": reason}) for name, reason in installed.missing.items()]
     return tables
 
 
@@ -131,7 +131,7 @@ class _Bench:
     async def measure_servers(self) -> dict[str, Lines]:
         tables: dict[str, Lines] = {}
         every = list(peers(self.installed, self.port + 200, self.scratch))
-        async with running(every, self.generator, self.measure, self.scratch) as others:
+        async with running(every, self.generator, self.measure, self.scratch, self.installed.missing) as others:
             targets = [*leasehold_targets(self.stack), *others]
             if "servers" in self.choice.sections:
                 tables |= await self._compare("servers", [self._subject(each) for each in targets], walk_s=WALK_S)
@@ -150,7 +150,7 @@ class _Bench:
 
     async def measure_services(self) -> dict[str, Lines]:
         every = list(services(self.installed, self.stack, self.port + 250))
-        async with running(every, self.generator, self.measure, self.scratch) as targets:
+        async with running(every, self.generator, self.measure, self.scratch, self.installed.missing) as targets:
             subjects = [self._subject(each) for each in targets]
             return await self._compare("a FastAPI service that is limited", subjects, part=1 / 2)
 

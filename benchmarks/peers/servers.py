@@ -7,7 +7,7 @@ its own, started from the same binary with the same configuration as the store o
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -185,11 +185,21 @@ def _gubernator(program: Path, first_port: int) -> Peer:
 
 @asynccontextmanager
 async def running(
-    every: Sequence[Peer], generator: Generator, measure: Callable[[int], None], directory: Path
+    every: Sequence[Peer],
+    generator: Generator,
+    measure: Callable[[int], None],
+    directory: Path,
+    missing: MutableMapping[str, str],
 ) -> AsyncIterator[list[Target]]:
-    """Run servers on the measured core until the block ends."""
+    """Run servers on the measured core until the block ends. Add those that do not admit requests to `missing`."""
+    targets: list[Target] = []
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(_running(each, generator, measure, directory)) for each in every]
+        for each in every:
+            try:
+                targets.append(await stack.enter_async_context(_running(each, generator, measure, directory)))
+            except RefusedError as error:
+                missing[each.name] = f"it does not admit requests: {error}"
+        yield targets
 
 
 @asynccontextmanager
@@ -261,4 +271,4 @@ async def _until_it_admits(peer: Peer, process: asyncio.subprocess.Process, gene
     except TimeoutError:
         pass
     logged = await asyncio.to_thread(log.read_text, errors="replace")
-    raise SystemExit(f"{peer.name} does not admit requests: {refusal}\n{logged[-2000:]}")
+    raise RefusedError(" ".join(f"{refusal} {logged[-300:]}".split()))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,11 @@ import pytest
 from benchmarks.frame import RESULTS, Load, cells, compare
 from benchmarks.load import RefusedError
 from benchmarks.peers import report
-from benchmarks.peers.generator import KEY, encode_field, generated
+from benchmarks.peers.generator import KEY, Generator, Request, encode_field, generated
 from benchmarks.peers.installing import GO_MODULES, HERE, Installed
 from benchmarks.peers.processor_time import parse_ticks, used_us
 from benchmarks.peers.run import KINDS_OF_KEYS, SECTIONS, cases, parse_choice
-from benchmarks.peers.servers import FIXED_WINDOW, PER_MINUTE, leasehold_check, leasehold_limits, peers
+from benchmarks.peers.servers import FIXED_WINDOW, PER_MINUTE, Peer, leasehold_check, leasehold_limits, peers, running
 
 pytestmark = pytest.mark.anyio
 
@@ -117,6 +118,15 @@ def test_a_server_that_is_missing_is_left_out(tmp_path: Path) -> None:
         missing={"gubernator": "the network is away"}
     )
     assert [each.name for each in peers(installed, 30_000, tmp_path)] == ["envoyproxy/ratelimit, fixed window, gRPC"]
+
+
+async def test_a_server_that_does_not_start_is_named_with_what_it_logged(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "raise SystemExit('an unknown option')"]
+    peer = Peer("a server", command, {}, "127.0.0.1:9", Request(b"", ""))
+    missing: dict[str, str] = {}
+    async with running([peer], Generator(Path(sys.executable)), lambda _pid: None, tmp_path, missing) as targets:
+        assert targets == []
+    assert "an unknown option" in missing["a server"]
 
 
 def installed_in(directory: Path, *programs: str) -> Installed:
