@@ -17,7 +17,7 @@ async def connection(store: str) -> AsyncIterator[StoreConnection]:
     connected = asyncio.Event()
     connection = StoreConnection(store, timeout_ms=5_000, on_connected=connected.set)
     connection.keep()
-    await asyncio.wait_for(connected.wait(), 10)
+    await asyncio.wait_for(connected.wait(), 60)
     yield connection
     await connection.close()
 

@@ -84,7 +84,7 @@ async def test_a_stalled_store_is_unavailable_and_its_late_reply_goes_to_no_othe
     connection = StoreConnection(store, timeout_ms=100, on_connected=connected.set)
     connection.keep()
     try:
-        await asyncio.wait_for(connected.wait(), 10)
+        await asyncio.wait_for(connected.wait(), 60)
         with pytest.raises(StoreUnavailable):
             await connection.call(
                 "EVAL", "local t = redis.call('TIME')[1] while redis.call('TIME')[1] - t < 2 do end", 0

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from tests.integration.cli.test_limits_commands import Shell
 from tests.integration.regional_agent.world import Agent, World, running
+from tests.waiting import attempts
 
 pytestmark = pytest.mark.anyio
 
@@ -206,18 +207,16 @@ async def test_ctrl_c_ends_only_the_following(
 
 
 async def shows(shell: Shell, id_: str, sentence: str) -> None:
-    for _ in range(3_000):
+    async for _ in attempts():
         if sentence in await shell.output("rebalance", "show", id_):
             return
-        await asyncio.sleep(0.01)
     raise AssertionError(sentence)
 
 
 async def listed(shell: Shell) -> dict[str, Any]:
-    for _ in range(3_000):
+    async for _ in attempts():
         if found := await shell.json("rebalance", "show"):
             return dict(found[0])
-        await asyncio.sleep(0.01)
     raise AssertionError("none has begun")
 
 

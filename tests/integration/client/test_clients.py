@@ -10,7 +10,8 @@ import pytest
 
 from leasehold import AgentUnavailable, AsyncClient, Client, Denied, RequestRejected
 from regional_agent.main import create_app
-from tests.integration.regional_agent.world import EXPORT, World, until
+from tests.integration.regional_agent.world import EXPORT, World
+from tests.waiting import until
 from web.serving import serve
 
 pytestmark = pytest.mark.anyio

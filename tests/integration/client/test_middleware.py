@@ -30,7 +30,8 @@ from leasehold.engine import Engine
 from leasehold.middleware import CheckFunction, LimitMiddleware
 from regional_agent.settings import AgentSettings
 from tests.integration.client.test_clients import served_agent
-from tests.integration.regional_agent.world import EXPORT, Agent, World, until
+from tests.integration.regional_agent.world import EXPORT, Agent, World
+from tests.waiting import until
 from web.settings import variable_of
 
 pytestmark = pytest.mark.anyio

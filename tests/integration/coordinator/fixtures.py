@@ -58,7 +58,7 @@ async def served(app: FastAPI, before_shutdown: Callable[[], Awaitable[None]] | 
         serve(app, host="127.0.0.1", port=0, before_shutdown=before_shutdown, on_listening=listening.set_result)
     )
     try:
-        yield await asyncio.wait_for(listening, 10)
+        yield await asyncio.wait_for(listening, 60)
     finally:
         server.cancel()
         await asyncio.wait([server], timeout=20)

@@ -1,7 +1,7 @@
 """Signals arrive over a real connection, long polls of policies return, and shutting down ends both."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
@@ -11,18 +11,11 @@ import pytest
 from coordinator.notice import Notice
 from protocol.messages import Signal
 from tests.integration.coordinator.agent_harness import EXPORTS, AgentHarness, lease, leased, want
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
-BOUND_S = 10
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    for _ in range(BOUND_S * 100):
-        if happened():
-            return
-        await asyncio.sleep(0.01)
-    raise TimeoutError
+BOUND_S = 60
 
 
 class Stream:

@@ -30,6 +30,7 @@ from regional_agent.main import create_app as create_agent
 from regional_agent.settings import AgentSettings
 from tests.conftest import restricted
 from tests.integration.coordinator.fixtures import connected
+from tests.waiting import until
 from web.serving import serve
 
 REGIONS = ("us-east", "eu-west", "ap-south")
@@ -251,14 +252,6 @@ async def running(settings: AgentSettings) -> AsyncIterator[Agent]:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=30) as http:
             yield Agent(app.state.region, http)
-
-
-async def until(condition: Callable[[], bool], turns: int = 3_000) -> None:
-    for _ in range(turns):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come to pass")
 
 
 @asynccontextmanager

@@ -5,24 +5,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.integration.regional_agent.world import (
-    DOCUMENT,
-    EXPORT,
-    Agent,
-    World,
-    another_coordinator,
-    running,
-    until,
-)
+from tests.integration.regional_agent.world import DOCUMENT, EXPORT, Agent, World, another_coordinator, running
+from tests.waiting import attempts, until
 
 pytestmark = pytest.mark.anyio
 
 
 async def booked(world: World, units: int) -> None:
-    for _ in range(1_000):
+    async for _ in attempts():
         if await world.usage() == units:
             return
-        await asyncio.sleep(0.01)
     raise AssertionError(f"{await world.usage()} and not {units}")
 
 

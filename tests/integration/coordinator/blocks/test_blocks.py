@@ -99,7 +99,7 @@ async def test_an_agent_waits_for_the_next_version_and_every_reply_names_it(
     await asyncio.sleep(0)
     assert not waiting.done()
     await admin.post("/v1/blocks", json=KEY)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         news = (await waiting).json()
     assert (news["version"], len(news["data"])) == (1, 1)
     body = {"nonce": "0" * 32, "fingerprint": "one life"}

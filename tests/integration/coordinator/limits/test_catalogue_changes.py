@@ -32,7 +32,7 @@ async def heard(admin_harness: AdminHarness, notices: asyncio.Queue[str]) -> lis
     """Return (kind, region) of all notices up to now. They arrive in the order of their commits: ours is the last."""
     await admin_harness.owner.execute("SELECT pg_notify('leasehold_signals', $1)", THE_END)
     found = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while (notice := await notices.get()) != THE_END:
             found.append(msgspec.json.decode(notice))
     return [(each["signal"]["kind"], each.get("region")) for each in found]

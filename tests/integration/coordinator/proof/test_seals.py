@@ -61,7 +61,7 @@ async def is_waiting_for_the_gate(owner: Connection, sessions: int = 1) -> bool:
 
 
 async def until_somebody_waits(owner: Connection, sessions: int = 1) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await is_waiting_for_the_gate(owner, sessions):  # noqa: ASYNC110 - it is waited for in Postgres
             await asyncio.sleep(0.005)
 
@@ -117,7 +117,7 @@ async def test_the_snapshot_is_taken_behind_the_gate_and_blocks_no_report(databa
         first = await book(owner, 0)
         async with sealer.transaction():
             sealed = await seal(sealer, NOON)
-            second = await asyncio.wait_for(book(owner, 1), 10)
+            second = await asyncio.wait_for(book(owner, 1), 60)
             assert await sealer.fetchval("SELECT max(position) FROM report") == first
         assert (sealed.position, second > first) == (first, True)
 
@@ -128,7 +128,7 @@ async def test_a_sealer_gives_up_before_it_delays_all_reports(database: str) -> 
         async with slow.transaction():
             await book(slow, 0)
             with pytest.raises(asyncpg.LockNotAvailableError):
-                async with asyncio.timeout(15):
+                async with asyncio.timeout(60):
                     await sealed_by(owner)
         assert (await sealed_by(owner)).number == 1
 

@@ -1,6 +1,5 @@
 """Usage that has happened is booked despite limits and blocks, up to a ceiling, for callers that may adjust."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import httpx
 import pytest
 
 from tests.integration.regional_agent.world import EXPORT, Agent, World
+from tests.waiting import attempts
 
 pytestmark = pytest.mark.anyio
 
@@ -22,10 +22,9 @@ def invalid(answer: httpx.Response) -> list[tuple[str, str]]:
 
 async def used(world: World, units: int) -> None:
     found = None
-    for _ in range(1_000):
+    async for _ in attempts():
         if (found := await world.usage()) == units:
             return
-        await asyncio.sleep(0.01)
     raise AssertionError(found)
 
 
@@ -64,10 +63,9 @@ async def test_a_hold_may_be_committed_after_the_limit_was_lowered(world: World)
     one = await hold(agent, 50)
     lowered = {"quota": "exports", "subject": {"tenant": "acme"}, "limit": 3, "reason": "less"}
     assert (await world.admin.post("/v1/overrides", json=lowered)).is_success
-    for _ in range(1_000):
+    async for _ in attempts():
         if invalid_now := (await agent.check(cost=50, mode="adjust")).status_code == 422:
             break
-        await asyncio.sleep(0.01)
     assert invalid_now
     assert (await agent.http.post(f"/v1/holds/{one}:commit", json={"units": 50})).status_code == 200
 
@@ -78,10 +76,9 @@ async def test_usage_of_a_blocked_subject_is_booked(world: World) -> None:
     assert (
         await world.admin.post("/v1/blocks", json={"field": "tenant", "value": "acme", "reason": "abuse"})
     ).is_success
-    for _ in range(1_000):
+    async for _ in attempts():
         if (await agent.check(mode="peek")).json().get("blocked_by"):
             break
-        await asyncio.sleep(0.01)
     assert (await agent.check(cost=7, mode="adjust")).status_code == 200
     assert (await agent.check(mode="peek")).json()["blocked_by"] == "tenant"
     await used(world, 7)
@@ -128,10 +125,9 @@ async def test_ten_trillion_units_on_a_new_allowance_are_booked_within_the_ceili
 async def test_the_journal_books_usage_in_a_partitioned_region_without_a_lease(world: World, tmp_path: Path) -> None:
     agent = await world.agent(journal_dir=tmp_path / "journal")
     world.weather.swallows_requests = True
-    for _ in range(1_000):
+    async for _ in attempts():
         if (await agent.check({**EXPORT, "tenant": "other"})).json()["policies"][0]["reason"] == "cut_off":
             break
-        await asyncio.sleep(0.01)
     answer = await agent.check(cost=7, mode="adjust", operation_id="done")
     assert (answer.status_code, answer.json()["degraded"]) == (200, "open")
     assert (await agent.check(cost=7, mode="adjust", operation_id="done")).status_code == 200

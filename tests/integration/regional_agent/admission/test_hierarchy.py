@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.regional_agent.world import Agent, World, until
+from tests.integration.regional_agent.world import Agent, World
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,8 @@ import pytest
 
 from regional_agent.admission.rules.hold_ids import HoldSeal
 from regional_agent.store import keys
-from tests.integration.regional_agent.world import DOCUMENT, EXPORT, Agent, World, until
+from tests.integration.regional_agent.world import DOCUMENT, EXPORT, Agent, World
+from tests.waiting import attempts, until
 
 pytestmark = pytest.mark.anyio
 
@@ -47,10 +48,9 @@ async def say(agent: Agent, hold_id: str, action: str, **body: int) -> httpx.Res
 
 
 async def becomes(look: Callable[[], Awaitable[object]], wanted: object) -> None:
-    for _ in range(600):
+    async for _ in attempts():
         if await look() == wanted:
             return
-        await asyncio.sleep(0.02)
     assert await look() == wanted
 
 

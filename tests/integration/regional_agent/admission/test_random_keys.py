@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks.keys import BATCH, LIMITS, LONGEST_MS, Survey, age, ask, survey
 from regional_agent.store.connection import StoreConnection
-from tests.integration.regional_agent.world import DOCUMENT, Agent, World, until
+from tests.integration.regional_agent.world import DOCUMENT, Agent, World
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 

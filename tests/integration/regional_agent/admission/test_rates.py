@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from protocol.limits.rates import WINDOWS, RateAlgorithm
-from tests.integration.regional_agent.world import World, until
+from tests.integration.regional_agent.world import World
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,8 @@ import pytest
 
 from tests.integration.regional_agent.admission.test_holds import hold, say
 from tests.integration.regional_agent.store_outage.test_failures import metric
-from tests.integration.regional_agent.world import EXPORT, Agent, World, until
+from tests.integration.regional_agent.world import EXPORT, Agent, World
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,8 @@ import pytest
 from leasehold.engine import Engine
 from tests.integration.client.test_middleware import engine_of, service
 from tests.integration.regional_agent.http.test_fast_path import Doors, opened
-from tests.integration.regional_agent.world import Agent, World, until
+from tests.integration.regional_agent.world import Agent, World
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -186,7 +186,7 @@ def test_a_thread_extends_a_hold_until_its_block_ends_or_the_hold_has_ended() ->
 
 
 async def test_a_task_extends_a_hold_until_its_block_ends_or_the_hold_has_ended() -> None:
-    async with AsyncScripted() as client, asyncio.timeout(10):
+    async with AsyncScripted() as client, asyncio.timeout(60):
         async with AsyncOpenHold(client, HeldUnits("h", 1, 30)).renewed():
             await client.refused.wait()
         assert client.said == [30] * 4

@@ -24,7 +24,8 @@ from tests.integration.regional_agent.cluster.test_single_cluster import (
     until_it_answers,
 )
 from tests.integration.regional_agent.store_outage.test_failures import FOR_EVER_MS
-from tests.integration.regional_agent.world import Agent, World, until
+from tests.integration.regional_agent.world import Agent, World
+from tests.waiting import attempts, until
 
 pytestmark = pytest.mark.anyio
 
@@ -55,13 +56,12 @@ class Customers:
         return {await self._ask(cell, operation) for cell, operation in asked}
 
     async def ask_again(self) -> None:
-        for _ in range(1_000):
+        async for _ in attempts():
             untold, self._untold = self._untold, []
             if not untold:
                 return
             for cell, operation in untold:
                 await self._ask(cell, operation)
-            await asyncio.sleep(0.02)
         raise AssertionError(f"of these nobody is told yes or no: {self._untold}")
 
     async def use_up(self, cell: int) -> None:
@@ -86,10 +86,9 @@ async def booked(world: World) -> dict[int, int]:
 async def until_each_is_booked(world: World, customers: Customers) -> None:
     """Check that exactly what was admitted is booked."""
     admitted = {cell: customers.admitted[cell] for cell in range(CELLS)}
-    for _ in range(3_000):
+    async for _ in attempts():
         if await booked(world) == admitted:
             break
-        await asyncio.sleep(0.01)
     assert await booked(world) == admitted
     assert max(admitted.values()) <= LIMIT
     for cell in range(CELLS):
@@ -158,7 +157,7 @@ async def test_a_hanging_shard_with_a_promoted_replica_oversells_nothing(world: 
         async with hanging(hung):
             assert await customers.ask_each(own) == {503}
             await asyncio.to_thread(replica.until_it_is, "role:master")
-            await until(lambda: all(epochs_of(agent)[cell] > before[cell] for cell in own), 6_000)
+            await until(lambda: all(epochs_of(agent)[cell] > before[cell] for cell in own))
             await customers.ask_each(range(CELLS))
             await customers.ask_again()
         await asyncio.to_thread(hung.until_it_is, "master_link_status:up")

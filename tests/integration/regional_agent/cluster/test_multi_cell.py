@@ -19,7 +19,8 @@ from regional_agent.cluster.rules.cells import cell_of
 from regional_agent.store.connection import StoreUnavailable
 from regional_agent.store.types import HoldState, StoreRequest
 from tests.integration.regional_agent.cluster.clusters import Nodes, a_cluster
-from tests.integration.regional_agent.world import Agent, World, until
+from tests.integration.regional_agent.world import Agent, World
+from tests.waiting import attempts, until
 
 pytestmark = pytest.mark.anyio
 
@@ -109,10 +110,9 @@ def cells_of(of: dict[str, str]) -> list[int]:
 async def ready(agent: Agent, *subjects: dict[str, str], units: int = 1) -> None:
     """Lease some units in every cell, because requests do not wait for leases here."""
     for each in subjects:
-        for _ in range(1_000):
+        async for _ in attempts():
             if (await agent.check(each, mode="peek", cost=units)).status_code == 200:
                 break
-            await asyncio.sleep(0.01)
         else:
             raise AssertionError(f"{each} never has {units}")
 
@@ -500,13 +500,12 @@ async def test_a_shard_killed_during_requests_neither_loses_nor_oversells_units(
         told_closed: set[str] = set()
 
         async def client(operation: str) -> int:
-            for _ in range(2_000):
+            async for _ in attempts():
                 status = (await agent.check(asked, operation_id=operation)).status_code
                 answers[status] += 1
                 if status != 503:
                     return status
                 told_closed.add(operation)
-                await asyncio.sleep(0.02)
             return 503
 
         async def killer() -> None:
@@ -564,17 +563,16 @@ CENTRAL = {
 
 async def until_nothing_is_held(world: World, consumed: int) -> None:
     found: list[dict[str, Any]] = []
-    for _ in range(1_000):
+    async for _ in attempts():
         found = (await world.admin.get("/v1/allocations")).json()["data"]
         if [(each["consumed"], each["outstanding"]) for each in found] == [(consumed, 0)] * len(ALLOWANCES):
             return
-        await asyncio.sleep(0.01)
     raise AssertionError(found)
 
 
 async def answered(agent: Agent) -> int:
     """Repeat a check where the coordinator took too long, on a busy machine: then nothing was consumed."""
-    for _ in range(100):
+    async for _ in attempts():
         if (status := (await agent.check(subject("/all"))).status_code) != 503:
             return status
     raise AssertionError("the coordinator never answers")

@@ -12,7 +12,8 @@ from regional_agent.cluster.rules.cells import CELLS, cell_of
 from regional_agent.cluster.rules.slot_map import slot_of
 from regional_agent.store.topology import Cluster
 from tests.integration.regional_agent.cluster.clusters import PASSWORD, Nodes, a_cluster
-from tests.integration.regional_agent.world import EXPORT, Agent, World, running, until
+from tests.integration.regional_agent.world import EXPORT, Agent, World, running
+from tests.waiting import attempts, until
 
 pytestmark = pytest.mark.anyio
 
@@ -60,10 +61,9 @@ async def test_each_cell_is_a_store_of_its_own_and_together_they_are_one_region(
 
 
 async def until_booked(world: World, units: int) -> None:
-    for _ in range(3_000):
+    async for _ in attempts():
         if await world.usage() == units:
             return
-        await asyncio.sleep(0.01)
     assert await world.usage() == units
 
 
@@ -123,10 +123,9 @@ async def test_a_redirection_is_enough_to_reload_the_slot_map(world: World, agen
 
 
 async def spends(agent: Agent, tenant: str, units: int) -> None:
-    for _ in range(1_000):
+    async for _ in attempts():
         if (await agent.check(export(tenant), cost=units)).status_code == 200:
             return
-        await asyncio.sleep(0.01)
     raise AssertionError("it is never admitted")
 
 
@@ -183,10 +182,9 @@ async def test_while_a_shard_is_gone_its_policies_fail_by_their_modes_and_no_oth
 
 async def until_it_answers(agent: Agent, subject: dict[str, str], status: int, **fields: Any) -> None:
     """A call in progress on a closed connection is answered by the failure mode, once."""
-    for _ in range(1_000):
+    async for _ in attempts():
         if (await agent.check(subject, **fields)).status_code == status:
             return
-        await asyncio.sleep(0.01)
     raise AssertionError(f"{subject} is never answered {status}")
 
 

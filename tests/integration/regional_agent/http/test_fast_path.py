@@ -18,8 +18,9 @@ import pytest
 
 from regional_agent.http.fast_path import FastPath, fast_protocol
 from regional_agent.main import create_app
-from tests.integration.regional_agent.world import EXPORT, Agent, World, until
+from tests.integration.regional_agent.world import EXPORT, Agent, World
 from tests.integration.web.conftest import Answer, Raw, connected, serving
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 

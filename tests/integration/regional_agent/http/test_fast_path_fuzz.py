@@ -17,8 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from regional_agent.http.fast_path import fast_protocol
 from regional_agent.main import create_app
-from tests.integration.regional_agent.world import World, until
+from tests.integration.regional_agent.world import World
 from tests.integration.web.conftest import serving
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 

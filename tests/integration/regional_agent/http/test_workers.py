@@ -7,7 +7,7 @@ import signal
 import sys
 from asyncio.subprocess import Process
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from tests.integration.regional_agent.store_outage.test_failures import Store
 from tests.integration.regional_agent.store_outage.test_journal import DOCUMENT as UNBOUND
 from tests.integration.regional_agent.store_outage.test_journal import OPEN, its_store, settings
 from tests.integration.regional_agent.world import DOCUMENT, EXPORT, World
+from tests.waiting import attempts, until
 
 __all__ = ["its_store"]  # a fixture
 
@@ -96,20 +97,11 @@ async def running(world: World, tmp_path: Path, *options: str, **changed: object
             await process.wait()
 
 
-async def until(condition: Callable[[], bool], turns: int = TURNS) -> None:
-    for _ in range(turns):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come to pass")
-
-
 async def all_up(workers: Workers, count: int) -> None:
-    for _ in range(TURNS):
+    async for _ in attempts():
         if await workers.up() == [1.0] * count and (await workers.get("/readyz")).is_success:
             return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come to pass")
+    raise AssertionError(f"{count} workers: {await workers.up()}")
 
 
 async def test_all_workers_answer_on_one_port_and_each_reports_all(world: World, tmp_path: Path) -> None:
@@ -180,12 +172,11 @@ async def test_workers_share_a_cluster_and_a_killed_one_loses_nothing(world: Wor
 
     async def is_told_yes(workers: Workers, tenant: str, operation: int) -> None:
         asked = {"subject": export(tenant), "operation_id": str(operation)}
-        for _ in range(TURNS):
+        async for _ in attempts():
             with suppress(httpx.TransportError):  # the worker was killed
                 done = await workers.http.post("/v1/check", json=asked, headers={"Connection": "close"})
                 if done.status_code == 200:
                     return
-            await asyncio.sleep(0.01)
         raise AssertionError(f"operation {operation} of {tenant} is never admitted")
 
     async def spend(workers: Workers, tenant: str) -> None:
@@ -199,7 +190,7 @@ async def test_workers_share_a_cluster_and_a_killed_one_loses_nothing(world: Wor
         async with running(world, tmp_path, "--workers", "2", **options) as workers:
             await all_up(workers, 2)
             clients = [asyncio.create_task(spend(workers, tenant_in(cell))) for cell in range(CELLS)]
-            await until(lambda: admitted > CELLS, 3 * TURNS)
+            await until(lambda: admitted > CELLS)
             os.kill(workers.pids()[0], signal.SIGKILL)
             await asyncio.gather(*clients)
             await until(lambda: len(workers.pids()) == 3)
@@ -251,7 +242,7 @@ async def test_a_hanging_worker_is_replaced(world: World, tmp_path: Path) -> Non
     async with running(world, tmp_path, "--workers", "2") as workers:
         await all_up(workers, 2)
         os.kill(workers.pids()[0], signal.SIGSTOP)
-        await until(lambda: len(workers.pids()) == 3, 2 * TURNS)
+        await until(lambda: len(workers.pids()) == 3)
         await all_up(workers, 2)
         [hung] = workers.logged("worker killed because it hangs")
         assert hung["pid"] == workers.pids()[0]

@@ -12,6 +12,7 @@ import pytest
 import structlog
 
 from tests.integration.regional_agent.world import Agent, World
+from tests.waiting import attempts
 
 pytestmark = pytest.mark.anyio
 log = structlog.get_logger()
@@ -31,7 +32,7 @@ async def leased(agent: Agent) -> int:
 
 async def until_leased(agent: Agent, units: int) -> None:
     """Repeat a check where a reply takes longer than a request waits."""
-    for _ in range(100):
+    async for _ in attempts():
         if (await agent.check(ASK, cost=units, mode="peek")).status_code == 200:
             return
     raise AssertionError(f"{await leased(agent)} of {units}")
@@ -44,13 +45,12 @@ async def ask(agent: Agent, answers: Counter[int]) -> None:
 
 async def until_booked(world: World, units: int) -> dict[str, Any]:
     """Check that the ledger has no drift, and contains all of it."""
-    for _ in range(3_000):
+    async for _ in attempts():
         [period] = (await world.admin.get("/v1/periods")).json()["data"]
         found = (await world.admin.get(f"/v1/periods/{period['id']}/reconciliation")).json()
         quota: dict[str, Any] = next(each for each in found["quotas"] if each["quota_key"] == PRINTS)
         if (found["drift"], quota["consumed"]) == (0, units):
             return quota
-        await asyncio.sleep(0.01)
     raise AssertionError(f"{units} were admitted: {found}")
 
 

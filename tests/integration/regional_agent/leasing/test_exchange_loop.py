@@ -18,26 +18,17 @@ from regional_agent.store import keys
 from regional_agent.store.connection import Argument
 from regional_agent.store.types import StoreIncarnation
 from tests.conftest import free_port
-from tests.integration.regional_agent.world import (
-    DOCUMENT,
-    EXPORT,
-    REGIONS,
-    Agent,
-    World,
-    another_coordinator,
-    running,
-    until,
-)
+from tests.integration.regional_agent.world import DOCUMENT, EXPORT, REGIONS, Agent, World, another_coordinator, running
+from tests.waiting import attempts, until
 
 pytestmark = pytest.mark.anyio
 
 
 async def eventually(ask: Callable[[], Awaitable[Any]], expected: Any) -> None:
-    for _ in range(1_000):
+    async for _ in attempts():
         found = await ask()
         if found == expected:
             return
-        await asyncio.sleep(0.01)
     raise AssertionError(f"{found} and not {expected}")
 
 
@@ -357,10 +348,9 @@ async def test_an_unused_lease_is_renewed(world: World, database: str) -> None:
         agent = await world.agent(coordinator_url=url)
         await agent.lease(50)
         first = await expires_us(agent)
-        for _ in range(1_000):
+        async for _ in attempts():
             if await expires_us(agent) > first + 1_000_000:
                 break
-            await asyncio.sleep(0.01)
         else:
             raise AssertionError("it was not renewed")
         await world.agents.aclose()

@@ -1,21 +1,19 @@
 """A region is away for longer than its lease: its units go to suspense, and return when the region does."""
 
-import asyncio
-
 import asyncpg
 import pytest
 
 from tests.integration.regional_agent.world import World, another_coordinator, running
+from tests.waiting import attempts
 
 pytestmark = pytest.mark.anyio
 
 
 async def quota_with(world: World, **expected: int) -> None:
-    for _ in range(2_000):
+    async for _ in attempts():
         quota = await world.quota()
         if expected.items() <= quota.items():
             return
-        await asyncio.sleep(0.01)
     raise AssertionError(f"{quota} and not {expected}")
 
 

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from tests.integration.coordinator.fixtures import connected
-from tests.integration.regional_agent.world import EXPORT, REGIONS, Agent, World, running, until
+from tests.integration.regional_agent.world import EXPORT, REGIONS, Agent, World, running
+from tests.waiting import attempts, until
 
 pytestmark = pytest.mark.anyio
 
@@ -21,10 +22,9 @@ OTHER = {"tenant": "acme", "route": "/v1/other", "ip": "2001:db8:0:1::7"}
 
 
 async def comes_true(ask: Callable[[], Awaitable[bool]]) -> None:
-    for _ in range(1_000):
+    async for _ in attempts():
         if await ask():
             return
-        await asyncio.sleep(0.01)
     raise AssertionError("it did not come to pass")
 
 

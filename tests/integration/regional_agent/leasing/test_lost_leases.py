@@ -8,7 +8,8 @@ import pytest
 from protocol.identifiers import lane_of
 from regional_agent.store import keys
 from tests.integration.regional_agent.leasing.test_exchange_loop import eventually
-from tests.integration.regional_agent.world import DOCUMENT, EXPORT, Agent, World, until
+from tests.integration.regional_agent.world import DOCUMENT, EXPORT, Agent, World
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,8 @@ from uuid import uuid4
 
 import pytest
 
-from tests.integration.regional_agent.world import REGIONS, Agent, World, until
+from tests.integration.regional_agent.world import REGIONS, Agent, World
+from tests.waiting import attempts, until
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +34,7 @@ async def put(world: World, agents: list[Agent], document: dict[str, list[dict[s
 
 async def asked(agent: Agent, **fields: Any) -> int:
     """Repeat a check where the coordinator took too long, on a busy machine: then nothing was consumed."""
-    for _ in range(100):
+    async for _ in attempts():
         if (status := (await agent.check(ASK, **fields)).status_code) != 503:
             return status
     raise AssertionError("the coordinator never answers")
@@ -60,11 +61,10 @@ async def allocation(world: World) -> dict[str, Any]:
 async def until_books(world: World, **expected: int) -> dict[str, Any]:
     """Return figures of the whole pool."""
     found: dict[str, Any] = {}
-    for _ in range(1_000):
+    async for _ in attempts():
         found = await allocation(world)
         if all(found[name] == units for name, units in expected.items()):
             return found
-        await asyncio.sleep(0.01)
     raise AssertionError(f"{expected}: {found}")
 
 

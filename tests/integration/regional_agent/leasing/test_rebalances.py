@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.regional_agent.world import DOCUMENT, Agent, World, another_coordinator, running, until
+from tests.integration.regional_agent.world import DOCUMENT, Agent, World, another_coordinator, running
+from tests.waiting import attempts, until
 
 pytestmark = pytest.mark.anyio
 
@@ -31,11 +32,10 @@ async def begun(world: World, wish: dict[str, Any]) -> dict[str, Any]:
 
 
 async def ended(world: World, id_: str) -> dict[str, Any]:
-    for _ in range(3_000):
+    async for _ in attempts():
         found: dict[str, Any] = (await world.admin.get(f"/v1/rebalances/{id_}")).json()
         if found["state"] != "running":
             return found
-        await asyncio.sleep(0.01)
     raise AssertionError(found)
 
 
@@ -130,9 +130,8 @@ async def test_a_coordinator_dies_in_the_middle_and_another_goes_on(wide: World,
             await south.ready()
             headers = {"Authorization": f"Bearer {wide.tokens['admin']}"}
             wish = await _ask_at(url, "POST", "/v1/rebalances", headers, EAST_TO_SOUTH)
-            for _ in range(3_000):
+            async for _ in attempts():
                 found = await _ask_at(url, "GET", f"/v1/rebalances/{wish['id']}", headers)
                 if found["state"] != "running":
                     break
-                await asyncio.sleep(0.01)
     assert (found["state"], found["progress"]["regranted"]) == ("done", 300)

@@ -11,7 +11,8 @@ from protocol.identifiers import lane_of
 from protocol.outcomes import ExchangeOutcome
 from regional_agent.leasing.rules.lanes import FIRST_PAUSE_MS
 from tests.integration.regional_agent.leasing.test_exchange_loop import eventually, spent_and_booked
-from tests.integration.regional_agent.world import EXPORT, Agent, World, until
+from tests.integration.regional_agent.world import EXPORT, Agent, World
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 

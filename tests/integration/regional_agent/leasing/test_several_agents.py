@@ -10,7 +10,8 @@ from protocol.messages import Exchange, ExchangeRequest
 from regional_agent.leasing.coordinator_client import CoordinatorClient
 from regional_agent.store.types import StoreIncarnation
 from tests.integration.regional_agent.leasing.test_exchange_loop import QUOTA, eventually
-from tests.integration.regional_agent.world import DOCUMENT, Agent, World, until
+from tests.integration.regional_agent.world import DOCUMENT, Agent, World
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 

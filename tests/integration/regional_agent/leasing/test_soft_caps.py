@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.integration.regional_agent.world import DOCUMENT, Agent, World, until
+from tests.integration.regional_agent.world import DOCUMENT, Agent, World
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,8 @@ import pytest
 
 from protocol.limits.rates import Rate
 from regional_agent.store.types import AgentRateDemand
-from tests.integration.regional_agent.world import REGIONS, Agent, World, until
+from tests.integration.regional_agent.world import REGIONS, Agent, World
+from tests.waiting import attempts, until
 
 pytestmark = pytest.mark.anyio
 
@@ -84,11 +85,10 @@ async def in_force(agent: Agent) -> tuple[int, int]:
 
 
 async def until_rate(agent: Agent, is_it: Any) -> int:
-    for _ in range(1500):
+    async for _ in attempts():
         _, rate_micro = await in_force(agent)
         if is_it(rate_micro):
             return rate_micro
-        await asyncio.sleep(0.02)
     raise AssertionError(f"it is {await in_force(agent)}")
 
 

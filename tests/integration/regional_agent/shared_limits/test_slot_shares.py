@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.regional_agent.world import REGIONS, Agent, World, until
+from tests.integration.regional_agent.world import REGIONS, Agent, World
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -45,7 +46,7 @@ async def taken(agent: Agent) -> list[str]:
 
 async def until_taken(agent: Agent) -> str:
     """Retry as a denied service does."""
-    for _ in range(300):
+    for _ in range(900):
         answer = await hold(agent)
         if answer.status_code == 201:
             return str(answer.json()["hold_id"])

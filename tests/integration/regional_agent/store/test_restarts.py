@@ -13,7 +13,8 @@ from leasehold.local_stack.processes import stop, wait_until
 from regional_agent.store import keys
 from tests.conftest import free_port
 from tests.integration.regional_agent.store.test_topology import PASSWORD, a_switch, epoch_of, spends, stores
-from tests.integration.regional_agent.world import Agent, World, running, until
+from tests.integration.regional_agent.world import Agent, World, running
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,8 @@ from leasehold.local_stack import embedded
 from leasehold.local_stack.processes import stop, wait_until
 from regional_agent.store import keys
 from tests.conftest import free_port
-from tests.integration.regional_agent.world import Agent, World, running, until
+from tests.integration.regional_agent.world import Agent, World, running
+from tests.waiting import attempts, until
 
 pytestmark = pytest.mark.anyio
 
@@ -84,10 +85,9 @@ def moved_on(agent: Agent, last: int) -> bool:
 
 
 async def spends(agent: Agent, units: int) -> None:
-    for _ in range(1_000):
+    async for _ in attempts():
         if (await agent.check(cost=units)).status_code == 200:
             return
-        await asyncio.sleep(0.01)
     raise AssertionError("it is never admitted")
 
 

@@ -1,6 +1,5 @@
 """Two agents of one region have different stores: the region settles on refusing one, and operators can see it."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from protocol.outcomes import EpochRefusal
 from regional_agent.leasing.coordinator_client import CoordinatorClient, CoordinatorRefused
 from tests.integration.regional_agent.store.test_topology import PASSWORD, spends, stores
 from tests.integration.regional_agent.world import Agent, World
+from tests.waiting import attempts
 
 pytestmark = pytest.mark.anyio
 
@@ -21,13 +21,12 @@ def is_refused(agent: Agent) -> bool:
 
 async def one_is_refused(agents: list[Agent]) -> tuple[Agent, Agent]:
     """Return which agent is refused. Each learns that its epoch has ended when it reports."""
-    for _ in range(200):
+    async for _ in attempts():
         for agent in agents:
             await agent.check(cost=1)
         if any(map(is_refused, agents)):
             agents.sort(key=is_refused, reverse=True)
             return agents[0], agents[1]
-        await asyncio.sleep(0.01)
     raise AssertionError("they go on in turn")
 
 

@@ -26,7 +26,8 @@ from regional_agent.store import keys
 from regional_agent.store.connection import OnReply, Reply
 from tests.conftest import free_port
 from tests.integration.regional_agent.store.test_topology import PASSWORD, a_switch
-from tests.integration.regional_agent.world import Agent, World, until
+from tests.integration.regional_agent.world import Agent, World
+from tests.waiting import attempts, until
 
 pytestmark = pytest.mark.anyio
 
@@ -98,10 +99,9 @@ async def quiet_agent(world: World, **changed: Any) -> Agent:
 
 async def decides(agent: Agent) -> None:
     """Wait until its store is called again."""
-    for _ in range(3_000):
+    async for _ in attempts():
         if (await agent.check(OPEN, mode="peek")).json()["degraded"] is None:
             return
-        await asyncio.sleep(0.01)
     raise AssertionError("the store is never asked again")
 
 

@@ -26,7 +26,8 @@ from regional_agent.store_outage.rules.records import read
 from tests.conftest import free_port
 from tests.integration.regional_agent.store.test_topology import PASSWORD
 from tests.integration.regional_agent.store_outage.test_failures import FAILURES, Store, a_small_disk, a_store, fill
-from tests.integration.regional_agent.world import Agent, World, until
+from tests.integration.regional_agent.world import Agent, World
+from tests.waiting import attempts, until
 
 pytestmark = pytest.mark.anyio
 
@@ -83,7 +84,7 @@ async def an_agent(world: World, its_store: Store, journal: Path | None, **chang
 
 async def until_allowed(http: httpx.AsyncClient, subject: dict[str, str], degraded: str | None = None) -> int:
     """Return how many admissions were marked as possibly spent before."""
-    for refused in range(2_000):
+    for refused in range(6_000):
         try:
             answer = await http.post("/v1/check", json={"subject": subject})
         except httpx.TransportError:
@@ -97,11 +98,10 @@ async def until_allowed(http: httpx.AsyncClient, subject: dict[str, str], degrad
 
 async def until_held(http: httpx.AsyncClient, subject: dict[str, str], units: int) -> str:
     asked = {"subject": subject, "units": units, "ttl_ms": 60_000, "operation_id": f"for {subject['route']}"}
-    for _ in range(2_000):
+    async for _ in attempts():
         answer = await http.post("/v1/holds", json=asked)
         if answer.status_code == 201:
             return str(answer.json()["hold_id"])
-        await asyncio.sleep(0.01)
     raise AssertionError(f"never held: {answer.text}")
 
 
@@ -118,10 +118,9 @@ async def stalled(agent: Agent, its_store: Store) -> int:
 
 
 async def all_is_booked(world: World, expected: int, **filters: str) -> None:
-    for _ in range(300):
+    async for _ in attempts():
         if await world.usage(**filters) == expected:
             break
-        await asyncio.sleep(0.02)
     assert await world.usage(**filters) == expected
 
 
@@ -362,6 +361,6 @@ async def test_a_killed_agent_reports_its_journal_at_its_next_start(
     its_store.go_on()
     for _ in range(1 + (dies == "after it is booked")):
         async with a_process(world, its_store, journal, log):
-            await until(lambda: not list(journal.iterdir()), turns=6_000)
+            await until(lambda: not list(journal.iterdir()))
         await all_is_booked(world, before + kept, quota="exports", degraded="open")
         shutil.copy(copy, journal)  # as if it had died before dropping it

@@ -1,6 +1,5 @@
 """A retry with the same operation_id that meets the open circuit breaker is charged once, whatever the store did."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from tests.integration.regional_agent.store_outage.test_journal import (
     its_store,
     settings,
 )
-from tests.integration.regional_agent.world import Agent, World, until
+from tests.integration.regional_agent.world import Agent, World
+from tests.waiting import attempts, until
 
 pytestmark = pytest.mark.anyio
 
@@ -36,11 +36,10 @@ async def an_agent(world: World, its_store: Store, journal: Path) -> Agent:
 async def decides(agents: list[Agent]) -> None:
     """Peek until each quota is answered by its store; a peek consumes nothing and requests units."""
     for agent in agents:
-        for _ in range(2_000):
+        async for _ in attempts():
             answer = await agent.check(OPEN, cost=50, mode="peek")
             if answer.status_code == 200 and answer.json()["degraded"] is None:
                 break
-            await asyncio.sleep(0.01)
         else:
             raise AssertionError(answer.text)
 
