@@ -50,7 +50,7 @@ end
 local function is_lost(i)
   local key = key_of(i)
   return redis.call('EXISTS', KEYS[key]) == 0
-    and (redis.call('SISMEMBER', KEYS[3], ARGV[i]) == 1 or redis.call('EXISTS', KEYS[key + 2]) == 1)
+    and (redis.call('ZSCORE', KEYS[3], ARGV[i]) or redis.call('EXISTS', KEYS[key + 2]) == 1)
 end
 
 if fence[4] == ARGV[2] then
@@ -62,7 +62,8 @@ end
 local function whole(number) return string.format('%.0f', number) end
 
 local function answer(bytes, seq, more)
-  return {'frozen', bytes, tonumber(seq), whole(mono), held(), more and redis.call('SCARD', KEYS[3]) > 0 and 1 or 0}
+  local is_next_due = more and redis.call('ZCOUNT', KEYS[3], '-inf', whole(mono)) > 0
+  return {'frozen', bytes, tonumber(seq), whole(mono), held(), is_next_due and 1 or 0}
 end
 
 local lane = redis.call('HMGET', KEYS[2], 'seq', 'frozen', 'frozen_seq', 'pieces_from', 'pieces_to')
@@ -70,7 +71,8 @@ if lane[2] then return answer(lane[2], lane[3], true) end
 
 local seq = tonumber(lane[1] or 0) + 1
 local pieces = require('parts/pieces')(seq, lane[4], lane[5])
-local leases, dropped, cleaned, reported, counted = {}, {}, {}, {}, {}
+local leases, dropped, cleaned, left_over, reported, counted, touched = {}, {}, {}, {}, {}, {}, {}
+local oldest = mono -- usage in this batch
 local lines_left, bytes_left = tonumber(ARGV[4]), MAX_BYTES
 
 local function json_of(lines)
@@ -137,7 +139,9 @@ local function freeze(quota, key, is_last)
     end
   end
   lines_left = lines_left - taken
-  if is_whole and is_complete then cleaned[#cleaned + 1] = quota end
+  oldest = math.min(oldest, tonumber(fields['unreported_since'] or mono))
+  if #periods > 0 then touched[#touched + 1] = lease end
+  if is_whole and is_complete then cleaned[#cleaned + 1] = quota else left_over[#left_over + 1] = quota end
   return true
 end
 
@@ -150,9 +154,11 @@ local bytes = '{"epoch":' .. ARGV[2] .. ',"lane":' .. ARGV[3] .. ',"seq":' .. wh
 
 -- From here on nothing may fail: what leaves the lines is in the bytes.
 redis.call('HSET', KEYS[2], 'frozen', bytes, 'frozen_seq', whole(seq), 'pieces_from', whole(pieces.from),
-  'pieces_to', whole(seq))
+  'pieces_to', whole(seq), 'frozen_since', whole(oldest))
 for _, line in ipairs(dropped) do redis.call('HDEL', line[1], line[2]) end
 for _, each in ipairs(reported) do ended_periods.write(each[1], each[2], each[3]) end
 for _, each in ipairs(counted) do pieces.write(each[1], each[2], each[3]) end
-for _, quota in ipairs(cleaned) do redis.call('SREM', KEYS[3], quota) end
+for _, lease in ipairs(touched) do redis.call('HSET', lease, 'reported', whole(mono)) end
+for _, quota in ipairs(cleaned) do redis.call('ZREM', KEYS[3], quota) end
+for _, quota in ipairs(left_over) do redis.call('ZADD', KEYS[3], 0, quota) end
 return answer(bytes, seq, #dropped > 0 or #cleaned > 0)

@@ -15,13 +15,14 @@
 -- ARGV[7]  maximum number of units to return; '' for all
 -- Returns  {'fenced'} | {'returned', units}
 --
--- An older epoch admits nothing any more, so what is read here of it is final, except what is held: its lease is
--- reported even if nothing is left.
+-- What was spent of the lease is reported at once, though nothing of it may be returned. An older epoch admits nothing
+-- any more, so what is read here of it is final, except what is held: its lease is reported even if nothing is left.
 
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last')
 if fence[1] ~= ARGV[1] or not fence[2] then return {'fenced'} end
 local mono, now = require('parts/clock')(fence[3], fence[4])
 local periods, holds = require('parts/period_change'), require('parts/holds')(mono, now)
+local report_due = require('parts/report_due')
 periods.take_over(KEYS[2], ARGV[3], KEYS[3], mono)
 holds.sweep({lease = KEYS[2], dirty = KEYS[3], lines = KEYS[4], holds = KEYS[5],
   due = KEYS[6], quota = ARGV[3]})
@@ -35,7 +36,7 @@ local function return_idle(prefix, keep, most)
   units = math.min(units, most or units)
   if units <= 0 then return 0 end
   redis.call('HINCRBY', KEYS[2], prefix .. 'returned', string.format('%.0f', units))
-  redis.call('SADD', KEYS[3], ARGV[3])
+  report_due.report_at_once(ARGV[3], KEYS[3])
   return units
 end
 
@@ -46,5 +47,6 @@ end
 
 local units = return_current()
 if ARGV[5] == 'return' then units = units + return_idle('next:', 0) end
-if fence[2] ~= ARGV[2] and redis.call('EXISTS', KEYS[2]) == 1 then redis.call('SADD', KEYS[3], ARGV[3]) end
+local is_left_over = fence[2] ~= ARGV[2] and redis.call('EXISTS', KEYS[2]) == 1
+if is_left_over or redis.call('ZSCORE', KEYS[3], ARGV[3]) then report_due.report_at_once(ARGV[3], KEYS[3]) end
 return {'returned', units}

@@ -26,6 +26,8 @@
 -- ARGV     +11 consumed, as the region last reported it
 -- ARGV     +12 returned, as the region last reported it
 -- ARGV     +13 1 if the quota is in this period now, else 0
+-- ARGV     +14 report_within_ms
+-- ARGV     +15 report_at: the consumed total at which to report at once; 0 for none
 -- Returns  {'fenced'} | {'lost', quota key} | {'settled', 1 if a batch was dropped, for each lease the units that it
 --          gained …}
 --
@@ -38,7 +40,7 @@
 -- `lost`: the store has no lease although one was used or reported here. It has lost data, so its epoch is over;
 -- installed anew, the lease would admit the same units again. Nothing has changed then.
 
-local VALUES = 14 -- arguments of a lease
+local VALUES = 16 -- arguments of a lease
 
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last')
 if fence[1] ~= ARGV[1] then return {'fenced'} end
@@ -50,7 +52,7 @@ local function argument_of(i) return 6 + (i - 1) * VALUES end
 local function is_lost(i)
   local at, key = argument_of(i), 2 * i + 2
   if redis.call('EXISTS', KEYS[key]) == 1 then return false end
-  return tonumber(ARGV[at + 11]) + tonumber(ARGV[at + 12]) > 0 or redis.call('SISMEMBER', KEYS[3], ARGV[at]) == 1
+  return tonumber(ARGV[at + 11]) + tonumber(ARGV[at + 12]) > 0 or redis.call('ZSCORE', KEYS[3], ARGV[at])
     or redis.call('EXISTS', KEYS[key + 1]) == 1
 end
 
@@ -62,7 +64,7 @@ end
 
 local dropped = 0
 if ARGV[3] ~= '0' and redis.call('HGET', KEYS[2], 'frozen_seq') == ARGV[3] then
-  redis.call('HDEL', KEYS[2], 'frozen', 'frozen_seq')
+  redis.call('HDEL', KEYS[2], 'frozen', 'frozen_seq', 'frozen_since')
   redis.call('HSET', KEYS[2], 'seq', ARGV[3])
   dropped = 1
 end
@@ -88,6 +90,7 @@ local mono = require('parts/clock')(fence[3], fence[4])
 local partition = require('parts/partition')
 partition.forget()
 local periods, ended_periods = require('parts/period_change'), require('parts/ended_period')
+local report_due = require('parts/report_due')
 
 -- A late reply, which another one has overtaken, may still raise totals, but begins no lease: what it says was used is
 -- out of date.
@@ -110,7 +113,7 @@ local function settle_ended(key, quota, period, granted, overage, has_ended)
   ended.returned = ended.returned + math.max(0, granted + overage - spent) - math.max(0, given_before - spent)
   ended.granted, ended.overage, ended.reported_seq = granted, overage, 0
   ended_periods.write(key, period, ended)
-  redis.call('SADD', KEYS[3], quota)
+  report_due.report_at_once(quota, KEYS[3])
 end
 
 -- Of the overdrawn units, only those that no total covers are still owed: the rest was granted, or is overage. Held
@@ -137,7 +140,8 @@ local function write(key, prefix, at)
     prefix .. 'expires', whole(math.max(tonumber(f[3] or 0), sent + ARGV[at + 5] * 1000)),
     prefix .. 'ends', whole(sent + ARGV[at + 6] * 1000),
     prefix .. 'first_minute', ARGV[at + 7], prefix .. 'last_minute', ARGV[at + 8],
-    prefix .. 'overdraft', ARGV[at + 10])
+    prefix .. 'overdraft', ARGV[at + 10],
+    prefix .. 'report_within', ARGV[at + 14], prefix .. 'report_at', ARGV[at + 15])
   if prefix == '' then reduce_owed(key) end
   if more > 0 then redis.call('HSET', key, prefix .. 'last_grant', whole(more)) end
   return more
@@ -167,7 +171,7 @@ local function return_unknown_grant(key, quota, at)
   if left <= 0 then return end
   ended.returned = ended.returned + left
   ended_periods.write(key, ARGV[at + 1], ended)
-  redis.call('SADD', KEYS[3], quota)
+  report_due.report_at_once(quota, KEYS[3])
 end
 
 -- Make a lease's period the current one, and return all that may be spent of it: none of it could be before.

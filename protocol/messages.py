@@ -160,6 +160,8 @@ class LeaseReply(ServiceMessage, frozen=True):
     consumed: Units = 0  # the region's totals, as the region last reported them
     returned: Units = 0
     current: bool = False  # the quota was asked for, and this is its period at the moment
+    report_within_ms: Milliseconds = 0  # so long usage of it may wait for its report
+    report_at: Units = 0  # report at once when `consumed` reaches this: a threshold may be reached; 0: none is left
     beyond_limit: Units = 0  # under a soft cap: of the lease and of `unallocated`, so much is beyond the limit
 
 

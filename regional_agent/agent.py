@@ -161,7 +161,8 @@ class RegionalAgent:
         return all(cell.epochs.current is not None for cell in self.cells)
 
     def unreported_age_ms(self) -> int:
-        return max(0, self._clock.monotonic_ms() - min(cell.exchange_loop.reported_at_ms for cell in self.cells))
+        """Return the age of the oldest usage that is not booked yet; 0 if none is due."""
+        return max(cell.exchange.unreported_ms() for cell in self.cells)
 
     def breaker(self) -> BreakerState:
         """Return the worst state of all cells."""

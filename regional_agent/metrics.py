@@ -169,7 +169,7 @@ class AgentMetrics(DeclaredMetrics):
     )
     stopped_lanes = gauge("leasehold_stopped_lanes", "Lanes that stopped until an operator resolves their fault.")
     unreported_seconds = gauge(
-        "leasehold_unreported_usage_age_seconds", "Age of the oldest usage that may not be booked yet."
+        "leasehold_unreported_usage_age_seconds", "Age of the oldest usage that is not booked, of what is due first."
     )
     policy_version = gauge("leasehold_policy_version", "Version of the policies in force.")
     block_version = gauge("leasehold_block_list_version", "Version of the block list in force.")

@@ -74,7 +74,7 @@ class AgentSettings(Settings):
         description="Processes that share the port. `leasehold agent --workers N` overrides it.",
     )
     report_interval_ms: int = Field(
-        default=500, ge=10, le=60_000, examples=[500], description="Time between exchanges with the coordinator."
+        default=500, ge=10, le=60_000, examples=[500], description="How often an agent looks for reports that are due."
     )
     store_timeout_ms: int = Field(
         default=250, ge=1, le=60_000, examples=[250], description="Time-out of store calls other than decisions."

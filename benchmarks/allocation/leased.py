@@ -51,7 +51,8 @@ from regional_agent.leasing.settlement import ACKNOWLEDGED, answered_quotas, nex
 from regional_agent.store.types import PolicyDecision
 
 QUOTA = "units:tenant=acme"
-REPORT_EVERY_MS = 500  # as agents are set unless somebody says otherwise
+REPORT_EVERY_MS = 500  # how often agents look for reports that are due, by default
+FIRST_PAUSE_MS = 1_000  # lua/parts/report_due.lua
 EXPIRY_EVERY_MS = 1_000
 TERMS = LeaseTerms(CoordinatorSettings.model_fields["lease_ms"].default)
 
@@ -119,7 +120,11 @@ class Store:
     returned: int = 0
     last_grant: int = 0
     expires_ms: int = 0
-    is_dirty: bool = False
+    due_ms: int | None = None  # when there is something to report
+    reported_ms: int = 0
+    pause_ms: int = 0
+    report_within_ms: int = 0
+    report_at: int = 0
     seq: int = 0
     told: int = 0  # of what was consumed
     frozen: FrozenBatch | None = None
@@ -128,14 +133,26 @@ class Store:
     def available(self) -> int:
         return self.granted + self.overage - self.consumed - self.returned
 
+    def is_due(self, now_ms: int) -> bool:
+        return self.due_ms is not None and self.due_ms <= now_ms
+
     def spend(self, units: int, now_ms: int) -> int:
         """check.lua. Gives how many were admitted."""
         taken = min(units, self.available) if now_ms < self.expires_ms else 0
         self.consumed += taken
-        self.is_dirty |= taken > 0
+        if taken and self.consumed >= self.report_at > self.consumed - taken:
+            self.due_ms = 0
+        elif taken and self.due_ms is None:
+            self._note_usage(now_ms)
         return taken
 
-    def freeze(self, epoch: int) -> FrozenBatch:
+    def _note_usage(self, now_ms: int) -> None:
+        """report_due.lua."""
+        is_quiet = now_ms - self.reported_ms >= self.report_within_ms
+        self.pause_ms = 0 if is_quiet else min(self.report_within_ms, max(FIRST_PAUSE_MS, 2 * self.pause_ms))
+        self.due_ms = max(now_ms, self.reported_ms + self.pause_ms)
+
+    def freeze(self, epoch: int, now_ms: int) -> FrozenBatch:
         if self.frozen is None:
             lines = (
                 [UsageLine(minute=0, dimensions={}, units=self.consumed - self.told)]
@@ -150,7 +167,7 @@ class Store:
             }
             leases = [FrozenLease(quota=QUOTA, period=self.period, lines=lines, **totals)] if self.period else []
             self.frozen = FrozenBatch(epoch=epoch, lane=0, seq=self.seq + 1, leases=leases)
-            self.told, self.is_dirty = self.consumed, False
+            self.told, self.due_ms, self.reported_ms = self.consumed, None, now_ms
         return self.frozen
 
     def settle(self, reply: ExchangeReply, sent_ms: int) -> dict[str, int]:
@@ -163,13 +180,15 @@ class Store:
             self.overage = max(self.overage, lease.overage)
             self.expires_ms = max(self.expires_ms, sent_ms + lease.expires_in_ms)
             self.last_grant = more or self.last_grant
+            self.report_within_ms, self.report_at = lease.report_within_ms, lease.report_at
             gained[lease.quota] = more
         return gained
 
     def give_back(self, keep: int) -> int:
         units = max(0, self.available - keep)
         self.returned += units
-        self.is_dirty |= units > 0
+        if units or self.due_ms is not None:
+            self.due_ms = 0
         return units
 
 
@@ -238,13 +257,13 @@ class Region:
         asked, reports = self.quotas.due(), now_ms >= self._report_at_ms
         if reports:
             self._report_at_ms = now_ms + REPORT_EVERY_MS
-        if asked or self.store.frozen or (reports and self.store.is_dirty):
+        if asked or self.store.frozen or (reports and self.store.is_due(now_ms)):
             self._speak(asked)
         due_in_ms = self.quotas.next_due_in_ms()
         self._next_ms = self._report_at_ms if due_in_ms is None else min(self._report_at_ms, now_ms + due_in_ms)
 
     def _speak(self, asked: list[str]) -> None:
-        batch = self.store.freeze(self.epoch)
+        batch = self.store.freeze(self.epoch, self._network.now_ms)
         live = LiveState(demands=[self.quotas.grant_request(quota) for quota in asked])
         self._calls += 1
         self._call, self._asked, self._sent_ms = self._calls, asked, self._network.now_ms

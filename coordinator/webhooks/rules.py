@@ -96,6 +96,15 @@ class PoolUsage(NamedTuple):
             return self.consumed >= threshold.units
         return self.spendable > 0 and 100 * self.consumed >= (threshold.percent or 0) * self.spendable
 
+    def units_to_next(self, thresholds: Iterable[Portion]) -> int | None:
+        """Return how many units more reach the next threshold, or None if all are reached."""
+        levels = (
+            each.units if each.units is not None else -(-(each.percent or 0) * self.spendable // 100)
+            for each in thresholds
+            if not self.reaches(each)
+        )
+        return min((max(1, level - self.consumed) for level in levels), default=None)
+
 
 def usage_of(pool: Pool) -> PoolUsage:
     return PoolUsage(pool.used, pool.spendable)

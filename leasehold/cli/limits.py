@@ -19,7 +19,7 @@ MARKS = {"added": "+", "removed": "-", "changed": "~", "reordered": "~"}
 LONGEST_VALUE = 100
 ALWAYS = ("name", "kind", "limit")
 KINDS = {
-    "allowance": ("period", "time_zone", "cap", "mode", "horizon", "durability"),
+    "allowance": ("period", "time_zone", "cap", "mode", "horizon", "report_within", "durability"),
     "rate": ("algorithm", "sharing", "slices"),
     "concurrency": ("slot_ttl",),
 }

@@ -38,7 +38,7 @@ end
 
 local function read(key)
   return redis.call('HMGET', KEYS[key], 'period', 'granted', 'overage', 'consumed', 'returned', 'held', 'expires',
-    'ends', 'unallocated', 'first_minute', 'last_minute', 'last_grant', 'next:starts', 'hold_deadline')
+    'ends', 'unallocated', 'first_minute', 'last_minute', 'last_grant', 'next:starts', 'hold_deadline', 'report_at')
 end
 
 local function look(key, at)
@@ -57,7 +57,7 @@ local function look(key, at)
     available = number(f[2]) + number(f[3]) - consumed - number(f[5]) - number(f[6]),
     held = number(f[6]), place = place(key, at),
     expires = number(f[7]), ends = number(f[8]), unallocated = number(f[9]),
-    first_minute = number(f[10]), last_minute = number(f[11]), last_grant = number(f[12]),
+    first_minute = number(f[10]), last_minute = number(f[11]), last_grant = number(f[12]), report_at = number(f[15]),
   }
 end
 
@@ -120,8 +120,13 @@ local function keep(state, key, at, units)
   local minute = math.min(math.max(math.floor(now / 60000000), state.first_minute), state.last_minute)
   local line = state.period .. '|' .. string.format('%.0f', minute) .. '|' .. ARGV[at + 2]
   local text = string.format('%.0f', units)
-  redis.call('HINCRBY', KEYS[key], 'consumed', text)
-  if redis.call('HINCRBY', KEYS[key + 1], line, text) == units then redis.call('SADD', KEYS[key + 2], ARGV[at + 1]) end
+  local consumed = redis.call('HINCRBY', KEYS[key], 'consumed', text)
+  local is_new_line = redis.call('HINCRBY', KEYS[key + 1], line, text) == units
+  if consumed >= state.report_at and consumed - units < state.report_at then
+    require('parts/report_due').report_at_once(ARGV[at + 1], KEYS[key + 2])
+  elseif is_new_line then
+    require('parts/report_due').note_usage(KEYS[key], ARGV[at + 1], KEYS[key + 2], mono)
+  end
 end
 
 -- For a hold, instead of `keep`: the units are set aside, and not consumed.

@@ -18,7 +18,7 @@ local MAX_SWEPT = 64
 local MAX_UNITS = 9007199254740991
 local PENDING = {open = true, lapsed = true, charged = true} -- states of parts that may still be committed
 local PART = '^(%a+) (%d+) (%d+) (%d+) (%d+) (%a+) (%S+) (.*)$'
-local ended_periods = require('parts/ended_period')
+local ended_periods, report_due = require('parts/ended_period'), require('parts/report_due')
 
 local function number(text) return tonumber(text or 0) end
 local function whole(units) return string.format('%.0f', units) end
@@ -68,7 +68,7 @@ local function book_ended(part, held, consumed, holds)
   ended.returned = math.max(ended.returned, ended.granted + ended.overage - ended.consumed - ended.held)
   ended.reported_seq = 0
   ended_periods.write(part.place.lease, part.period, ended)
-  redis.call('SADD', part.place.dirty, part.place.quota)
+  report_due.report_at_once(part.place.quota, part.place.dirty)
 end
 
 return function(mono, now)
@@ -78,7 +78,12 @@ return function(mono, now)
     local minute = math.min(math.floor(now / 60000000), part.last_minute)
     local line = part.period .. '|' .. whole(minute) .. '|' .. part.dimensions
     redis.call('HINCRBY', part.place.lines, line, whole(units))
-    redis.call('SADD', part.place.dirty, part.place.quota)
+    local f = redis.call('HMGET', part.place.lease, 'consumed', 'report_at')
+    if number(f[1]) < number(f[2]) or number(f[2]) == 0 then
+      report_due.note_usage(part.place.lease, part.place.quota, part.place.dirty, mono)
+    else
+      report_due.report_at_once(part.place.quota, part.place.dirty)
+    end
   end
 
   -- Add to the totals of a part's period: units held, units consumed, parts that may still be committed.

@@ -13,13 +13,14 @@
 -- are reported, as at the end of a period.
 
 local NEXT = {'next:period', 'next:granted', 'next:overage', 'next:returned', 'next:unallocated', 'next:expires',
-  'next:ends', 'next:first_minute', 'next:last_minute', 'next:last_grant', 'next:overdraft', 'next:starts'}
+  'next:ends', 'next:first_minute', 'next:last_minute', 'next:last_grant', 'next:overdraft', 'next:report_within',
+  'next:report_at', 'next:starts'}
 
 -- Fields that belong to a period.
 local OF_PERIOD = {'granted', 'overage', 'unallocated', 'expires', 'ends', 'first_minute', 'last_minute', 'last_grant',
-  'overdraft', 'overdrawn', 'owed'}
+  'overdraft', 'overdrawn', 'owed', 'report_within', 'report_at'}
 
-local ended_periods = require('parts/ended_period')
+local ended_periods, report_due = require('parts/ended_period'), require('parts/report_due')
 
 local function number(text) return tonumber(text or 0) end
 
@@ -32,7 +33,7 @@ local function retire(lease, quota, dirty, prefix)
     reported_seq = 0, held = number(f[6]), holds = number(f[7]), overdrawn = number(f[8])}
   ended.returned = math.max(ended.returned, ended.granted + ended.overage - ended.consumed - ended.held)
   ended_periods.write(lease, f[1], ended)
-  redis.call('SADD', dirty, quota)
+  report_due.report_at_once(quota, dirty)
 end
 
 -- Make the waiting lease the current one if its period has begun.

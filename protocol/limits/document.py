@@ -35,6 +35,8 @@ OTHER_PLANS = "*"  # in a limit by plan: all plans that it does not name, and te
 HARD, SOFT = "hard", "soft"  # caps of an allowance
 DEFAULT_HORIZON = "auto"  # depends on the period: see `horizon_ms_of`
 SHORTEST_DEFAULT_HORIZON_MS, LONGEST_DEFAULT_HORIZON_MS = 10_000, 120_000
+DEFAULT_REPORT_WITHIN = "auto"  # depends on how long the rest of the limit lasts: see coordinator/exchange/rules/pacing
+SHORTEST_REPORT_WITHIN_MS, LONGEST_REPORT_WITHIN_MS = 100, 3_600_000  # that a document may set
 ALL = "all"  # carry over all that is left
 LimitValue = int | str  # units of an allowance or a concurrency, or a rate such as `100/second`
 Limit = LimitValue | dict[str, LimitValue]
@@ -109,6 +111,7 @@ class AllowanceQuota(QuotaFields, frozen=True, tag=QuotaKind.ALLOWANCE.value):
     mode: Mode = Mode.LEASED
     horizon: str = DEFAULT_HORIZON
     durability: Literal["exact"] = "exact"
+    report_within: str = DEFAULT_REPORT_WITHIN
     thresholds: Thresholds | None = None  # DEFAULT_THRESHOLDS if it is left out
     carry_over: Limit | None = None  # how much of what is left when the period closes goes into the next one
 
@@ -216,15 +219,29 @@ class PolicyBundle(Struct, frozen=True, kw_only=True):
     hold_key: bytes = b""  # the key of the region that its agents seal hold ids with
 
 
-def horizon_ms_of(quota: AllowanceQuota) -> int:
-    """Return how long a region's lease should last at its demand: as the quota says, else a 1,440th of its period.
+class Horizon(NamedTuple):
+    """How long a region's lease should last at its demand: the longest while much of the limit is left."""
+
+    shortest_ms: int
+    longest_ms: int
+
+
+def horizon_of(quota: AllowanceQuota) -> Horizon:
+    """Return the horizon: as the quota says, else at least a 1,440th of its period.
 
     So regions survive a short outage of the coordinator for allowances with long periods, and the units of an hour are
     not stranded in regions that hardly need them. A lease of a month is refilled while a minute's demand is left.
     """
     if quota.horizon != DEFAULT_HORIZON:
-        return parse_duration_ms(quota.horizon)
-    return min(max(_USUAL_PERIOD_MS[quota.period] // 1_440, SHORTEST_DEFAULT_HORIZON_MS), LONGEST_DEFAULT_HORIZON_MS)
+        set_ms = parse_duration_ms(quota.horizon)
+        return Horizon(set_ms, set_ms)
+    by_period_ms = max(_USUAL_PERIOD_MS[quota.period] // 1_440, SHORTEST_DEFAULT_HORIZON_MS)
+    return Horizon(min(by_period_ms, LONGEST_DEFAULT_HORIZON_MS), LONGEST_DEFAULT_HORIZON_MS)
+
+
+def report_within_ms_of(quota: AllowanceQuota) -> int | None:
+    """Return how long usage may wait for its report, if the quota says so."""
+    return None if quota.report_within == DEFAULT_REPORT_WITHIN else parse_duration_ms(quota.report_within)
 
 
 _DAY_MS = 86_400_000

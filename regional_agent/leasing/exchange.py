@@ -6,6 +6,7 @@ It takes along all lanes that have something to report or to request.
 """
 
 import asyncio
+from collections.abc import Sequence
 
 from protocol.clock import Clock
 from regional_agent.leasing.coordinator_client import CoordinatorClient
@@ -14,7 +15,7 @@ from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.lane_faults import FrozenLane, LaneFaults
 from regional_agent.leasing.pacing import Pacing
 from regional_agent.leasing.quotas import Quotas
-from regional_agent.leasing.rules.lanes import Lanes
+from regional_agent.leasing.rules.lanes import LaneId, Lanes
 from regional_agent.leasing.settlement import Settlement
 from regional_agent.metrics import AgentMetrics
 from regional_agent.store.scripts import Scripts
@@ -22,6 +23,9 @@ from regional_agent.store.types import StoreIncarnation
 
 MOST_QUOTAS = 100
 MOST_ROUNDS = 10_000
+# A batch takes along the reports that are due so soon after it: keys of one lane are then reported together.
+TAKEN_ALONG_MS = 10_000
+EVERYTHING_MS = 10**12  # more than any report waits
 
 
 class LaneExchange:
@@ -42,17 +46,31 @@ class LaneExchange:
         self._pacing = pacing
         self._clock = clock
         self.lanes = Lanes()
+        self._unreported_since_ms: dict[LaneId, int] = {}  # the oldest usage that is not booked, of lanes that have any
         self.faults = LaneFaults(self.lanes, quotas, epochs, metrics, clock)
         self.settlement = Settlement(scripts, quotas, epochs, self.lanes, self.faults, pacing, metrics)
         self.delivery = Delivery(coordinator, self.settlement, quotas, self.faults, pacing, metrics, clock)
 
-    async def run(self, incarnation: StoreIncarnation, requested: dict[int, list[str]], *, reports: bool) -> bool:
+    def unreported_ms(self) -> int:
+        """Return the age of the oldest usage that is not booked, as far as it is due; 0 if there is none."""
+        now_ms = self._clock.monotonic_ms()
+        return max((now_ms - since_ms for since_ms in self._unreported_since_ms.values()), default=0)
+
+    async def run(
+        self,
+        incarnation: StoreIncarnation,
+        requested: dict[int, list[str]],
+        *,
+        reports: bool,
+        taken_along_ms: int = TAKEN_ALONG_MS,
+    ) -> bool:
         """Exchange for all lanes that have something to send. Return False if there was nothing.
 
         `requested` has the quotas to request grants of, by lane. With `reports`, every lane is looked at.
         """
         lanes = range(incarnation.lanes) if reports else sorted({*requested, *self.lanes.unacknowledged})
-        frozen = await asyncio.gather(*(self._freeze(incarnation, lane, requested.get(lane, [])) for lane in lanes))
+        freezing = (self._freeze(incarnation, lane, requested.get(lane, []), taken_along_ms) for lane in lanes)
+        frozen = await asyncio.gather(*freezing)
         frozen_lanes = [each for each in frozen if each is not None]
         if not frozen_lanes:
             return False
@@ -69,7 +87,7 @@ class LaneExchange:
         for _ in range(MOST_ROUNDS):
             # Each round looks at every lane: another agent may have frozen a batch meanwhile, and died with it.
             self.resend_all(incarnation)
-            if not await self.run(incarnation, {}, reports=True):
+            if not await self.run(incarnation, {}, reports=True, taken_along_ms=EVERYTHING_MS):
                 return
 
     async def resume_resolved_lanes(self, incarnation: StoreIncarnation) -> None:
@@ -79,21 +97,36 @@ class LaneExchange:
             if await self._scripts.frozen_seq(stopped, lane) != stop.seq:
                 self.faults.resume(stopped, lane)
 
-    async def _freeze(self, incarnation: StoreIncarnation, lane: int, requested: list[str]) -> FrozenLane | None:
+    async def _freeze(
+        self, incarnation: StoreIncarnation, lane: int, requested: list[str], taken_along_ms: int
+    ) -> FrozenLane | None:
         now_ms = self._clock.monotonic_ms()
         if not self.lanes.may_send((incarnation.epoch, lane), now_ms):
             self._refuse_requests(requested, self.lanes.paused_for_ms((incarnation.epoch, lane), now_ms))
             return None
-        dirty = await self._scripts.dirty_quotas(incarnation, lane, MOST_QUOTAS)
-        checks_region = lane == 0 and self._pacing.begin_region_check()
-        if not (dirty or requested or checks_region or await self._awaits_receipt(incarnation, lane)):
+        is_sending = bool(requested) or (lane == 0 and self._pacing.begin_region_check())
+        takes_along = is_sending or taken_along_ms == EVERYTHING_MS
+        due = await self._due_quotas(incarnation, lane, taken_along_ms, is_sending=takes_along)
+        if not (due or is_sending or await self._awaits_receipt(incarnation, lane)):
             return None
-        quotas = [*dirty, *(quota for quota in requested if quota not in dirty)]
+        quotas = [*due, *(quota for quota in requested if quota not in due)]
         batch = await self._scripts.freeze(incarnation, lane, quotas)
         if incarnation == self._epochs.current:
             for quota, units in batch.held.items():
                 self._quotas.set_held(quota, units)
         return FrozenLane(lane, batch, requested)
+
+    async def _due_quotas(
+        self, incarnation: StoreIncarnation, lane: int, taken_along_ms: int, *, is_sending: bool
+    ) -> Sequence[str]:
+        due = await self._scripts.due_quotas(
+            incarnation, lane, MOST_QUOTAS, is_sending=is_sending, taken_along_ms=taken_along_ms
+        )
+        if due.oldest_ms:
+            self._unreported_since_ms[incarnation.epoch, lane] = self._clock.monotonic_ms() - due.oldest_ms
+        else:
+            self._unreported_since_ms.pop((incarnation.epoch, lane), None)
+        return due.quotas
 
     def _refuse_requests(self, requested: list[str], paused_for_ms: int) -> None:
         """Answer the grant requests of a lane that pauses, or has stopped."""

@@ -54,7 +54,6 @@ class ExchangeLoop:
         self._resumed: StoreIncarnation | None = None  # the incarnation whose leases and lanes were taken over
         self._offered_at_ms = clock.monotonic_ms()
         self.offer_again_ms = OFFER_AGAIN_MS
-        self.reported_at_ms = clock.monotonic_ms()
 
     async def run(self) -> None:
         while True:
@@ -167,8 +166,6 @@ class ExchangeLoop:
             await self._exchange.resume_resolved_lanes(incarnation)
         requested = _by_lane(incarnation, self._quotas.due(MOST_QUOTAS))
         await self._exchange.run(incarnation, requested, reports=reports)
-        if reports:
-            self.reported_at_ms = now_ms
 
     async def _return_untaken(self, incarnation: StoreIncarnation) -> None:
         """Return units of central quotas that no request took: a caller that hung up leaves some."""

@@ -22,7 +22,7 @@ def lane(lane: int, epoch: int) -> bytes:
 
 
 def dirty(lane: int, epoch: int) -> bytes:
-    return b"lh:{%d}:dirty:%d" % (lane, epoch)
+    return b"lh:{%d}:to_report:%d" % (lane, epoch)
 
 
 def lease(lane: int, epoch: int, quota: str) -> bytes:

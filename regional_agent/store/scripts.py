@@ -21,6 +21,7 @@ from regional_agent.store.types import (
     AgentSlotDemand,
     AllowanceCharge,
     Charge,
+    DueQuotas,
     Fence,
     Fenced,
     FrozenBytes,
@@ -262,9 +263,26 @@ class Scripts:
         return int((await self._call("return_units", names, *arguments))[1])
 
     async def dirty_quotas(self, incarnation: StoreIncarnation, lane: int, most: int) -> list[str]:
-        """Return at most so many quotas of the lane that have something to report."""
-        members = await self._store.call("SRANDMEMBER", keys.dirty(incarnation.hash_tag(lane), incarnation.epoch), most)
-        return sorted(member.decode() for member in members)
+        """Return at most so many quotas of the lane that have something to report, due or not."""
+        name = keys.dirty(incarnation.hash_tag(lane), incarnation.epoch)
+        return sorted(member.decode() for member in await self._store.call("ZRANGE", name, 0, most - 1))
+
+    async def due_quotas(
+        self, incarnation: StoreIncarnation, lane: int, most: int, *, is_sending: bool = False, taken_along_ms: int = 0
+    ) -> DueQuotas:
+        """Return quotas of the lane whose report is due, with those that are due within `taken_along_ms`.
+
+        These are taken along only if another report is due, or with `is_sending`: the lane sends a batch in any case.
+        """
+        names = self._lane_keys(incarnation, lane)
+        arguments = incarnation.fingerprint, most, int(is_sending), 1000 * taken_along_ms
+        _, mono, frozen_since, first, *due = await self._call("find_due", names, *arguments)
+        moments = [frozen_since]
+        if first:
+            lease, *_ = self._allowance_keys(incarnation, first.decode())
+            moments.append(await self._store.call("HGET", lease, "unreported_since"))
+        oldest_us = min((int(moment) for moment in moments if moment), default=int(mono))
+        return DueQuotas([quota.decode() for quota in due], max(0, int(mono) - oldest_us) // 1000)
 
     async def frozen_seq(self, incarnation: StoreIncarnation, lane: int) -> int | None:
         """Return the number of the batch that waits for its receipt."""
@@ -452,6 +470,8 @@ def _lease_arguments(lease: LeaseReply) -> tuple[Argument, ...]:
         lease.consumed,
         lease.returned,
         int(lease.current),
+        lease.report_within_ms,
+        lease.report_at,
     )
 
 

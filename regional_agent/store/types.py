@@ -280,6 +280,13 @@ class SlotsInUse(NamedTuple):
 # --- what the exchange with the coordinator needs ---------------------------------------------------------------------
 
 
+class DueQuotas(NamedTuple):
+    """The quotas of a lane to report now."""
+
+    quotas: Sequence[str]
+    oldest_ms: int  # age of the oldest usage that is not booked: due first, or in a batch that waits for its receipt
+
+
 class FrozenBytes(NamedTuple):
     """The bytes that a lane reports until it gets their receipt."""
 

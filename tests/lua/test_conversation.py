@@ -59,7 +59,7 @@ async def plant(connection: StoreConnection, incarnation: StoreIncarnation, line
     for at in range(0, len(pairs), 10_000):
         await connection.call("HSET", keys.usage_lines(lane, incarnation.epoch, QUOTA), *pairs[at : at + 10_000])
     await connection.call("HINCRBY", keys.lease(lane, incarnation.epoch, QUOTA), "consumed", sum(lines.values()))
-    await connection.call("SADD", keys.dirty(lane, incarnation.epoch), QUOTA)
+    await connection.call("ZADD", keys.dirty(lane, incarnation.epoch), 0, QUOTA)
 
 
 async def freeze_all(scripts: Scripts, incarnation: StoreIncarnation) -> list[FrozenBatch]:

@@ -370,8 +370,8 @@ async def test_a_batch_never_holds_more_leases_than_a_message_may(
         fields |= {"next:period": "2027-01", "next:granted": "1", "next:overage": "0"}
         pairs = [each for pair in fields.items() for each in pair]
         await connection.call("HSET", keys.lease(0, incarnation.epoch, quota), *pairs)
-        await connection.call("SADD", keys.dirty(0, incarnation.epoch), quota)
+        await connection.call("ZADD", keys.dirty(0, incarnation.epoch), 0, quota)
     frozen = batch_of(await scripts.freeze(incarnation, 0, quotas))
     assert 90 < len(frozen.leases) <= 100 < MAX_LEASES_PER_EXCHANGE
-    left = await connection.call("SCARD", keys.dirty(0, incarnation.epoch))
+    left = await connection.call("ZCARD", keys.dirty(0, incarnation.epoch))
     assert len(frozen.leases) == 3 * (200 - left)

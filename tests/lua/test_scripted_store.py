@@ -82,7 +82,7 @@ def _as_bytes(store: ScriptedStore, key: str) -> Any:
         ranked = store.execute("ZRANGE", key, 0, -1, "WITHSCORES") if type(value) is not dict else None
         return as_pairs(store.execute("HGETALL", key) if ranked is None else ranked)
     encoded = [each.encode("latin-1") for each in ([value] if isinstance(value, str) else value)]
-    return encoded[0] if isinstance(value, str) else set(encoded) if isinstance(value, set) else encoded
+    return encoded[0] if isinstance(value, str) else encoded
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -92,8 +92,8 @@ whole = st.sampled_from(["-3", "-1", "0", "1", "2", "9007199254740991"])
 scores = st.sampled_from(["0", "-1.5", "3", "3", "1700000000000001", "1e300"])
 commands = st.one_of(
     st.tuples(st.just("HSET"), words, words),
-    st.tuples(st.sampled_from(["HGET", "HEXISTS", "HDEL", "SISMEMBER", "SADD", "SREM", "ZREM", "RPUSH"]), words),
-    st.tuples(st.sampled_from(["HMGET", "HDEL", "SADD", "RPUSH"]), words, words, words),
+    st.tuples(st.sampled_from(["HGET", "HEXISTS", "HDEL", "ZSCORE", "ZREM", "RPUSH"]), words),
+    st.tuples(st.sampled_from(["HMGET", "HDEL", "RPUSH"]), words, words, words),
     st.tuples(st.sampled_from(["HGETALL", "EXISTS", "DEL", "GET"])),
     st.tuples(st.just("HINCRBY"), words.filter(str.isalpha), whole),
     st.tuples(st.just("SET"), words, st.just("PX"), st.just(str(FAR_MS))),
@@ -101,6 +101,7 @@ commands = st.one_of(
     st.tuples(st.just("ZADD"), scores, words),
     st.tuples(st.sampled_from(["ZRANGE", "LRANGE", "LTRIM", "ZREMRANGEBYRANK"]), whole, whole),
     st.tuples(st.just("ZRANGE"), whole, whole, st.just("WITHSCORES")),
+    st.tuples(st.just("ZCOUNT"), st.sampled_from(["-inf", "(0", "3"]), st.sampled_from(["+inf", "3", "(3"])),
     st.tuples(st.just("ZRANGEBYSCORE"), st.sampled_from(["-inf", "(0", "3"]), st.sampled_from(["+inf", "3", "(3"])),
     st.tuples(st.just("ZRANGEBYSCORE"), st.just("-inf"), scores, st.just("LIMIT"), st.just("0"), st.just("2")),
 )

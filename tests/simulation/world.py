@@ -59,6 +59,7 @@ ReportName = tuple[int, int, int]  # epoch, lane, seq
 
 CARRIED_OVER = (None, "all", "50%", 30, None)  # of the exports
 ABSURD = 2**53 - 2  # units of one adjustment
+REPORT_WITHIN = ("auto", "1s", "7s", "1h")  # of the exports
 OVERDRAFT = 11  # of the exports, where there is one
 
 
@@ -95,7 +96,7 @@ def document(limit: int, modes: Modes = ALL_LEASED, calendars: Calendars = USUAL
     horizon = "auto" if modes.exports is Mode.CENTRAL else "2s"
     quotas = [
         {"name": "exports", "kind": "allowance", "limit": limit, "period": calendars.exports, "horizon": horizon}
-        | {"mode": modes.exports, "cap": cap}
+        | {"mode": modes.exports, "cap": cap, "report_within": REPORT_WITHIN[limit % len(REPORT_WITHIN)]}
         | ({"carry_over": carried} if carried else {}),
         {"name": "mails", "kind": "allowance", "limit": 40 + limit // 2, "period": "day", "cap": {"overage": 15}}
         | {"mode": modes.mails, "time_zone": calendars.mails_zone},
@@ -354,7 +355,7 @@ class World:
         if incarnation is None or stopped or not machine.is_up:
             return
         for key, value in machine.store.data.items():
-            if f":dirty:{incarnation.epoch}" in key and value:
+            if f":to_report:{incarnation.epoch}" in key and value:
                 self.unreported_after_stop.append(f"{agent.name} left {key} unreported")
 
     # --- services -----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from coordinator.exchange.rules.balances import Account, Cause, Lease, Pool
 from coordinator.exchange.rules.posting import Entry, post
 from protocol.lease import LeaseState
+from protocol.limits.document import LONGEST_DEFAULT_HORIZON_MS
 
 FLOOR_UNITS = 1
 USUAL_HORIZON_MS = 10_000
@@ -56,19 +57,26 @@ def units_in(demand_milli: int, duration_ms: int) -> int:
     return demand_milli * duration_ms // 1_000_000
 
 
-def decayed(demand_milli: int, since: datetime, now: datetime) -> int:
-    """Return what demand weighs after some time without a report: half of it after five seconds."""
-    if not demand_milli or since >= now:
+def decayed(lease: Lease, now: datetime) -> int:
+    """Return what a lease's demand weighs now: half of it five seconds after the region should have reported again.
+
+    A region reports when it has used what it holds, so it is not quiet before that.
+    """
+    demand_milli = lease.demand_milli
+    if not demand_milli or lease.reported_at >= now:
         return demand_milli  # most are, in a batch
-    elapsed_ms = (now - since) // timedelta(milliseconds=1)
-    halvings, rest_ms = divmod(elapsed_ms, DEMAND_HALVES_IN_MS)
+    holds_for_ms = min(lease.outstanding * 1_000_000 // demand_milli, LONGEST_DEFAULT_HORIZON_MS)
+    quiet_ms = (now - lease.reported_at) // timedelta(milliseconds=1) - holds_for_ms
+    if quiet_ms <= 0:
+        return demand_milli
+    halvings, rest_ms = divmod(quiet_ms, DEMAND_HALVES_IN_MS)
     left = demand_milli >> min(halvings, 64)
     return left - left * rest_ms // (2 * DEMAND_HALVES_IN_MS)
 
 
 def demand_milli_of(lease: Lease, now: datetime) -> int:
     """Return what a lease's demand weighs now, if it may be granted to."""
-    return decayed(lease.demand_milli, lease.reported_at, now) if lease.state is LeaseState.ACTIVE else 0
+    return decayed(lease, now) if lease.state is LeaseState.ACTIVE else 0
 
 
 def fund(entry: Entry, pool: Pool, limit: int) -> None:

@@ -60,6 +60,7 @@ class DecidedExchange(NamedTuple):
     current_keys: Iterable[Key]
     refused: Sequence[ItemRefused]
     refusals: Mapping[Key, GrantRefusal | None]  # why a lease got nothing or less than was wanted
+    demands_milli: Mapping[Key, int]  # of all regions together
 
 
 class Decided(NamedTuple):
@@ -97,7 +98,7 @@ def decide(locked: Locked, bounds: Bounds, terms: LeaseTerms, now: datetime) -> 
         demands_milli[key] = sum(demand_milli_of(lease, now) for lease in leases)
     refusals = [_grant(each, locked, demands_milli, now) for each in settled]
     pushed = list(_push(settled, locked, bounds, demands_milli, now))
-    exchanges = [_decided(each, refused, now) for each, refused in zip(settled, refusals, strict=True)]
+    exchanges = [_decided(each, refused, demands_milli, now) for each, refused in zip(settled, refusals, strict=True)]
     booked = [each.booked for each in exchanges if each.booked]
     entries: list[Entry] = [*(each.report for each in booked), *(entry for entry, _ in pushed)]
     moved = sorted({transfer.key for entry in entries for transfer in entry.transfers})
@@ -219,7 +220,9 @@ def _push(
 # --- what is written and signalled ------------------------------------------------------------------------------------
 
 
-def _decided(settled: _Settled, refusals: Mapping[Key, GrantRefusal | None], now: datetime) -> DecidedExchange:
+def _decided(
+    settled: _Settled, refusals: Mapping[Key, GrantRefusal | None], demands_milli: Mapping[Key, int], now: datetime
+) -> DecidedExchange:
     matched, exchange = settled.matched, settled.matched.exchange
     booked = None
     if settled.verdict.is_booked:
@@ -227,7 +230,14 @@ def _decided(settled: _Settled, refusals: Mapping[Key, GrantRefusal | None], now
         head = next_head(exchange.lane.head, settled.report, exchange.body_hash, now)
         booked = BookedReport(settled.report, exchange.body_hash, head, settled.quarantined)
     return DecidedExchange(
-        exchange, settled.verdict, booked, settled.leases, matched.current_keys, matched.refused, refusals
+        exchange,
+        settled.verdict,
+        booked,
+        settled.leases,
+        matched.current_keys,
+        matched.refused,
+        refusals,
+        demands_milli,
     )
 
 

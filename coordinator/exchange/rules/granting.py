@@ -21,6 +21,7 @@ from coordinator.exchange.rules.allocation import (
     needed,
 )
 from coordinator.exchange.rules.balances import Key, Lease, Pool
+from coordinator.exchange.rules.pacing import horizon_ms, rest_lasts_ms
 from coordinator.exchange.rules.plausibility import ClaimBounds
 from coordinator.exchange.rules.posting import Movement, Report, movement
 from coordinator.limits.rules.entitlement import Catalogue, Entitlement, entitlement
@@ -33,7 +34,7 @@ from coordinator.rebalancing.rules.division import (
     spare_of,
 )
 from protocol.lease import LeaseEvent, LeaseState, after
-from protocol.limits.document import Mode
+from protocol.limits.document import AllowanceQuota, Mode, overdraft_of
 from protocol.messages import ItemRefused, LeaseDemand
 from protocol.outcomes import GrantRefusal
 from protocol.periods import Period, next_period, period_at, period_of
@@ -86,7 +87,12 @@ class PoolView(NamedTuple):
     leases: Sequence[Lease]  # all that are known of the pool; where people divided it, all that there are
     division: Division
     demand_milli: int = 0  # of all of them together
-    overdraft: int = 0  # of all disconnected regions, together in the period
+    allowance: AllowanceQuota | None = None  # None: the limits document has it no more
+
+    @property
+    def overdraft(self) -> int:
+        """Return how many units all disconnected regions together may admit beyond their leases in the period."""
+        return 0 if self.allowance is None else overdraft_of(self.allowance)
 
     @property
     def others(self) -> list[Lease]:
@@ -202,7 +208,7 @@ def _fund(report: Report, request: GrantRequest, view: PoolView) -> None:
     pool, limit, extension = view.pool, request.entitlement.limit, request.entitlement.extension
     fund(report, pool, funded_for(limit, pool, view.leases, view.division))
     if extension or pool.soft_cap_extension:
-        need = needed(limit, request.waiting, request.want.demand_milli, request.entitlement.horizon_ms)
+        need = needed(limit, request.waiting, request.want.demand_milli, request.entitlement.horizon.shortest_ms)
         extend(report, pool, extension, need)
 
 
@@ -256,15 +262,17 @@ _REFUSALS = {
 def _pool_demand(request: GrantRequest, lease: Lease, view: PoolView, now: datetime) -> PoolDemand:
     want, division = request.want, view.division
     weight = division.weight_of(lease.region)
+    total_milli = _weighed_demand_milli(want.demand_milli, lease, view, now)
+    rest_ms = rest_lasts_ms(view.grantable * max(1, weight), total_milli)
     return PoolDemand(
         demand_milli=want.demand_milli,
         waiting=request.waiting,
         available=max(0, lease.outstanding - want.held),
         last_grant=lease.last_grant,
-        total_demand_milli=_weighed_demand_milli(want.demand_milli, lease, view, now),
+        total_demand_milli=total_milli,
         weight=weight,
         total_weight=weight if division.is_regional else division.total_weight,
-        horizon_ms=request.entitlement.horizon_ms,
+        horizon_ms=horizon_ms(request.entitlement.horizon, rest_ms),
     )
 
 
@@ -316,7 +324,7 @@ def is_waiting(lease: Lease, now: datetime) -> bool:
 
 def record_contact(lease: Lease, terms: LeaseTerms, now: datetime) -> None:
     """Note that the region reported this lease: its demand begins to age, and it may spend for another while."""
-    lease.demand_milli = decayed(lease.demand_milli, lease.reported_at, now)
+    lease.demand_milli = decayed(lease, now)
     lease.waiting = 0
     lease.reported_at = now
     if lease.state in MAY_SPEND_AGAIN:

@@ -21,7 +21,7 @@ from coordinator.rebalancing.rules.division import Division, Move, by_weight, di
 from coordinator.webhooks.rules import PoolUsage, usage_of
 from protocol.identifiers import parse_quota_key
 from protocol.lease import LeaseState
-from protocol.limits.document import Quota, overdraft_of
+from protocol.limits.document import AllowanceQuota, Quota, overdraft_of
 from protocol.periods import is_over
 
 LeaseName = tuple[int, Key]  # its epoch, and its key within it
@@ -76,7 +76,7 @@ class Locked(NamedTuple):
             self.by_pool[lease.key],
             self.divisions[lease.key],
             demand_milli,
-            overdraft_of_key(self.quotas, lease.key),
+            allowance_of_key(self.quotas, lease.key),
         )
 
     @property
@@ -154,12 +154,17 @@ def moved_keys(pools: Mapping[Key, LockedPool]) -> list[Key]:
 
 def divided_keys(divisions: Mapping[Key, Division], quotas: Mapping[str, Quota]) -> list[Key]:
     """Return the pools of which units are kept for or from a region, or for an overdraft: all their leases count."""
-    return [key for key, division in divisions.items() if not division.is_plain or overdraft_of_key(quotas, key)]
+    return [key for key, division in divisions.items() if not division.is_plain or _has_overdraft(quotas, key)]
 
 
-def overdraft_of_key(quotas: Mapping[str, Quota], key: Key) -> int:
+def _has_overdraft(quotas: Mapping[str, Quota], key: Key) -> bool:
+    allowance = allowance_of_key(quotas, key)
+    return allowance is not None and overdraft_of(allowance) > 0
+
+
+def allowance_of_key(quotas: Mapping[str, Quota], key: Key) -> AllowanceQuota | None:
     spec = quotas.get(parse_quota_key(key.quota)[0])
-    return overdraft_of(spec) if spec else 0
+    return spec if isinstance(spec, AllowanceQuota) else None
 
 
 # --- lock -------------------------------------------------------------------------------------------------------------

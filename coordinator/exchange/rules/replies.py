@@ -5,14 +5,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from coordinator.exchange.rules.allocation import demand_milli_of
 from coordinator.exchange.rules.balances import Lease, Pool
 from coordinator.exchange.rules.decision import DecidedExchange
 from coordinator.exchange.rules.granting import MAY_SPEND_AGAIN, LeaseTerms, PoolView, is_waiting, refusal_of
 from coordinator.exchange.rules.locked import Locked
+from coordinator.exchange.rules.pacing import report_at, report_within_ms, rest_lasts_ms
 from coordinator.exchange.rules.submissions import ExchangeCall
 from coordinator.limits.rules.entitlement import Catalogue
 from coordinator.rebalancing.rules.division import kept_of_move
+from coordinator.webhooks.rules import usage_of
 from protocol.lease import LeaseState
+from protocol.limits.document import report_within_ms_of, thresholds_of
 from protocol.messages import ExchangeReply, ExchangeResponse, LeaseReply, Receipt, Versions
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
 from protocol.periods import period_of
@@ -78,8 +82,8 @@ def _reply(
 
 def _lease_reply(each: DecidedExchange, lease: Lease, locked: Locked, terms: LeaseTerms, now: datetime) -> LeaseReply:
     refusal = each.refusals.get(lease.key) or refusal_of(lease)
-    is_current = lease.key in each.current_keys
-    return lease_reply(lease, locked.view(lease), terms, refusal, now, is_current=is_current)
+    view = locked.view(lease, each.demands_milli.get(lease.key, 0))
+    return lease_reply(lease, view, terms, refusal, now, is_current=lease.key in each.current_keys)
 
 
 # --- one lease --------------------------------------------------------------------------------------------------------
@@ -97,6 +101,7 @@ def lease_reply(
     pool, period = view.pool, _bounds_of(lease.key.period, now)
     may_spend = view.period_is_open and lease.state is LeaseState.ACTIVE
     ends_in_ms = period.ends_in_ms
+    pace = _pace(lease, view, terms, now)
     return LeaseReply(
         quota=lease.key.quota,
         period=lease.key.period,
@@ -115,7 +120,29 @@ def lease_reply(
         consumed=lease.region_consumed,
         returned=lease.region_returned,
         current=is_current,
+        report_within_ms=pace.report_within_ms,
+        report_at=pace.report_at,
         beyond_limit=_beyond_limit(lease, pool),
+    )
+
+
+class _Pace(NamedTuple):
+    """When a region reports usage of a lease."""
+
+    report_within_ms: int
+    report_at: int
+
+
+def _pace(lease: Lease, view: PoolView, terms: LeaseTerms, now: datetime) -> _Pace:
+    spec = view.allowance
+    if spec is None:
+        return _Pace(0, 0)  # no quota any more: what was used is reported at once
+    demand_milli = demand_milli_of(lease, now) if view.division.is_regional else view.demand_milli
+    rest_ms = rest_lasts_ms(view.grantable, demand_milli)
+    regions = 1 + len(view.others)
+    return _Pace(
+        report_within_ms(report_within_ms_of(spec), rest_ms, terms.lease_ms),
+        report_at(lease.region_consumed, usage_of(view.pool), thresholds_of(spec), regions),
     )
 
 

@@ -11,13 +11,14 @@ from protocol.identifiers import parse_quota_key, wider_keys
 from protocol.limits.document import (
     AllowanceQuota,
     ConcurrencyQuota,
+    Horizon,
     LimitsDocument,
     LimitValue,
     Mode,
     Quota,
     RateQuota,
     extension_of,
-    horizon_ms_of,
+    horizon_of,
     limit_of,
     mode_of,
     sharing_of,
@@ -99,7 +100,7 @@ class Entitlement(NamedTuple):
 
     calendar: Calendar
     limit: int
-    horizon_ms: int
+    horizon: Horizon
     is_overridden: bool = False  # the override may have ended when the next period begins
     written: tuple[Period, ...] = ()  # the newest stored periods of the calendar
     extension: int = 0  # units that may be admitted beyond the limit
@@ -126,7 +127,7 @@ def entitlement(catalogue: Catalogue, quota_key: str) -> Entitlement | GrantRefu
     is_overridden = override_of_key(catalogue, quota_key) is not None
     calendar = calendar_of_key(catalogue.began_at, spec, quota_key)
     written = catalogue.written.get(calendar, ())
-    return Entitlement(calendar, limit, horizon_ms_of(spec), is_overridden, written, extension_of(spec), spec.mode)
+    return Entitlement(calendar, limit, horizon_of(spec), is_overridden, written, extension_of(spec), spec.mode)
 
 
 def calendar_of_key(began_at: Mapping[str, datetime], spec: AllowanceQuota, quota_key: str) -> Calendar:

@@ -13,9 +13,12 @@ from protocol.identifiers import is_name
 from protocol.limits.document import (
     ALL,
     DEFAULT_HORIZON,
+    DEFAULT_REPORT_WITHIN,
     HARD,
+    LONGEST_REPORT_WITHIN_MS,
     OTHER_CLASSES,
     OTHER_PLANS,
+    SHORTEST_REPORT_WITHIN_MS,
     SOFT,
     SUBJECT_FIELDS,
     USAGE_FIELDS,
@@ -149,8 +152,17 @@ def _faults_of_allowance(document: LimitsDocument, where: str, quota: AllowanceQ
     yield from _faults_of_cap(f"{where}.cap", quota.cap)
     if quota.horizon != DEFAULT_HORIZON:
         yield from _faults_of_duration(f"{where}.horizon", quota.horizon)
+    if quota.report_within != DEFAULT_REPORT_WITHIN:
+        yield from _faults_of_report_within(f"{where}.report_within", quota.report_within)
     yield from _faults_of_thresholds(f"{where}.thresholds", quota.thresholds or [])
     yield from _faults_of_carry_over(document, f"{where}.carry_over", quota.carry_over)
+
+
+def _faults_of_report_within(where: str, text: str) -> Iterator[DocumentFault]:
+    faults = list(_faults_of_duration(where, text))
+    yield from faults
+    if not faults and not SHORTEST_REPORT_WITHIN_MS <= parse_duration_ms(text) <= LONGEST_REPORT_WITHIN_MS:
+        yield DocumentFault(where, "range", f"{text} is not between 100ms and 1h")
 
 
 def _faults_of_carry_over(document: LimitsDocument, where: str, value: Limit | None) -> Iterator[DocumentFault]:

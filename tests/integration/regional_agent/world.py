@@ -39,8 +39,9 @@ DOCUMENT: dict[str, Any] = {
     "plans": {"free": {}},
     "default_plan": "free",
     "quotas": [
-        # A short horizon, so that tests can count what is granted.
-        {"name": "exports", "kind": "allowance", "limit": 100, "period": "month", "horizon": "10s"},
+        # A short horizon, so that tests can count what is granted; and reports that do not wait.
+        {"name": "exports", "kind": "allowance", "limit": 100, "period": "month"}
+        | {"horizon": "10s", "report_within": "100ms"},
         {"name": "api", "kind": "rate", "limit": "3/hour, burst 30", "sharing": "regional"},
         {"name": "reports", "kind": "concurrency", "limit": 6, "slot_ttl": "5m"},
     ],

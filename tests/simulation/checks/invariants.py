@@ -22,7 +22,7 @@ from protocol.periods import is_over, next_period, period_at, period_of
 from tests.simulation.simulated.model_queries import adjusted, read_books
 from tests.simulation.simulated.network import CALL_TIMEOUT_S, TRANSACTION_S
 from tests.simulation.simulated.operators import GRACE, LIAR
-from tests.simulation.world import LANES, OVERDRAFT, World, is_current
+from tests.simulation.world import LANES, OVERDRAFT, TERMS, World, is_current
 
 
 @dataclass
@@ -48,6 +48,7 @@ Invariant = Callable[[World, Watch], Iterator[str]]
 WRITTEN_EVERY_US = 1_000
 ADMITTED_WITHIN_S = 2.0
 LOOKED_EVERY_S = 0.5
+REPORTED_WITHIN_S = TERMS.lease_ms / 2000 + 3.0  # and as long as it takes to find, send and book it
 MOST_AT_ONCE = 10  # units, more than any request costs
 ASKED_AHEAD = timedelta(seconds=5)  # a lease is given ahead for four of them, and asked for twice meanwhile
 _NEVER_NEGATIVE = tuple(name for name in POOL if name != "adjustment")  # more may be debited than credited
@@ -411,6 +412,17 @@ def whoever_asks_is_admitted_in_time(world: World, watch: Watch) -> Iterator[str
             yield f"{quota} in {region}: denied by {denials.by} for {denials.last_asked_s - since_s:.2f} s"
 
 
+def usage_is_reported_in_time(world: World, watch: Watch) -> Iterator[str]:
+    """Without faults no usage waits for its report for longer than half of its lease, whatever its quota says."""
+    now_s = world.loop.time()
+    for region, (what, since_s) in watch.calm.items():
+        if what is None or now_s - since_s < REPORTED_WITHIN_S:
+            continue
+        for cell in _cells(world, region):
+            if not cell.exchange_loop.is_pausing and cell.exchange.unreported_ms() > 1000 * REPORTED_WITHIN_S:
+                yield f"{region} has usage that is {cell.exchange.unreported_ms()} ms old and not booked"
+
+
 def _is_free(world: World, quota: str) -> bool:
     """Whether the current period has enough unallocated units for any request."""
     now = world.clock.now()
@@ -567,6 +579,7 @@ ALWAYS: tuple[Invariant, ...] = (
     no_period_begins_early,
     the_next_lease_comes_in_time,
     whoever_asks_is_admitted_in_time,
+    usage_is_reported_in_time,
     what_is_lost_returns_nothing,
     one_epoch_admits,
     nothing_after_expiry,

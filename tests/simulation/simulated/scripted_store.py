@@ -263,34 +263,18 @@ class ScriptedStore:
             self._expire(key, options[options.index("PX") + 1])
         return Status("OK")
 
-    def _sadd(self, key: str, *members: str) -> int:
-        found: set[str] = self._of(set, key)
-        before = len(found)
-        found.update(members)
-        return len(found) - before
-
-    def _srem(self, key: str, *members: str) -> int:
-        found = self._look(set, key)
-        removed = len(found & set(members))
-        found -= set(members)
-        self._drop_if_empty(key)
-        return removed
-
-    def _scard(self, key: str) -> int:
-        return len(self._look(set, key))
-
-    def _sismember(self, key: str, member: str) -> int:
-        return int(member in self._look(set, key))
-
-    def _srandmember(self, key: str, count: str) -> list[str]:
-        """Give the first in order: a run must be the same whenever it is run again."""
-        return sorted(self._look(set, key))[: int(count)]
-
     def _zadd(self, key: str, score: str, member: str) -> int:
         found: Sorted = self._of(Sorted, key)
         is_new = member not in found
         found[member] = float(score)
         return int(is_new)
+
+    def _zscore(self, key: str, member: str) -> str | None:
+        score = self._look(Sorted, key).get(member)
+        return None if score is None else text_of_number(score)
+
+    def _zcount(self, key: str, low: str, high: str) -> int:
+        return sum(_within(score, low, high) for score in self._look(Sorted, key).values())
 
     def _zrem(self, key: str, *members: str) -> int:
         found = self._look(Sorted, key)
@@ -389,14 +373,11 @@ _COMMANDS |= {
             "exists",
             "get",
             "set",
-            "sadd",
-            "srem",
         ),
         *(
-            "scard",
-            "sismember",
-            "srandmember",
             "zadd",
+            "zscore",
+            "zcount",
             "zrem",
             "zrange",
             "zrangebyscore",

@@ -35,7 +35,7 @@ async def plant(agent: Agent, tenant: str, lines: int, policy: str = "export") -
         pairs = [part for field in fields[at : at + 5_000] for part in (field, b"1")]
         await call("HSET", keys.usage_lines(lane, incarnation.epoch, quota), *pairs)
     await call("HINCRBY", keys.lease(lane, incarnation.epoch, quota), "consumed", lines)
-    await call("SADD", keys.dirty(lane, incarnation.epoch), quota)
+    await call("ZADD", keys.dirty(lane, incarnation.epoch), 0, quota)
 
 
 async def test_three_lanes_with_very_many_lines_are_booked_to_the_unit(

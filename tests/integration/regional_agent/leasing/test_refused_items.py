@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -134,10 +135,12 @@ async def test_a_batch_that_is_refused_stops_its_lane_and_no_other(world: World,
     await eventually(world.usage, 5 + len(others))
     lanes = agent.region.exchange.lanes
     if status == 500:
-        assert lanes.paused_for_ms((incarnation.epoch, lane), agent.region._clock.monotonic_ms()) > 0
+        paused_for_ms = partial(lanes.paused_for_ms, (incarnation.epoch, lane))
+        await until(lambda: paused_for_ms(agent.region._clock.monotonic_ms()) > 0)
         lanes._paused_until_ms.clear()
     else:
-        assert agent.region.exchange_loop.stopped_lanes == {(incarnation.epoch, lane): ExchangeOutcome.REFUSED}
+        stopped = {(incarnation.epoch, lane): ExchangeOutcome.REFUSED}
+        await until(lambda: agent.region.exchange_loop.stopped_lanes == stopped)
         assert any(
             f"lane {lane} of epoch {incarnation.epoch} is refused: 422" in fault for fault in await faults(agent)
         )

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.exchange.rules.allocation import PoolDemand, decayed, grant_units
+from coordinator.exchange.rules.balances import Key, Lease
 
 units = st.integers(0, 2**53 - 1)
 weights = st.integers(0, 1000)
@@ -16,6 +17,12 @@ NOW = datetime(2026, 11, 18, 9, tzinfo=UTC)
 def ask(demand_milli: int = 0, waiting: int = 0, **other: int) -> PoolDemand:
     known = {"available": 0, "last_grant": 0, "total_demand_milli": demand_milli, "weight": 1, "total_weight": 3}
     return PoolDemand(demand_milli, waiting, **(known | {"horizon_ms": 10_000} | other))
+
+
+def lease_of(demand_milli: int, outstanding: int = 0) -> Lease:
+    lease = Lease(Key("exports", "2026-11"), 1, "eu", NOW, NOW, demand_milli=demand_milli)
+    lease.granted = lease.outstanding = outstanding
+    return lease
 
 
 @given(units, units, st.builds(PoolDemand, units, units, units, units, units, weights, weights, st.integers(0, 10**9)))
@@ -70,11 +77,19 @@ def test_the_last_unit_goes_to_a_request_that_waits_for_it() -> None:
 
 @given(st.integers(0, 2**53 - 1), st.integers(0, 100_000), st.integers(0, 100_000))
 def test_demand_only_decays(demand_milli: int, first_ms: int, second_ms: int) -> None:
-    earlier = decayed(demand_milli, NOW, NOW + timedelta(milliseconds=first_ms))
-    later = decayed(demand_milli, NOW, NOW + timedelta(milliseconds=first_ms + second_ms))
+    lease = lease_of(demand_milli)
+    earlier = decayed(lease, NOW + timedelta(milliseconds=first_ms))
+    later = decayed(lease, NOW + timedelta(milliseconds=first_ms + second_ms))
     assert 0 <= later <= earlier <= demand_milli
 
 
 def test_demand_halves_in_five_seconds() -> None:
-    assert [decayed(1000, NOW, NOW + timedelta(seconds=each)) for each in (0, 2.5, 5, 10)] == [1000, 750, 500, 250]
-    assert decayed(1000, NOW, NOW - timedelta(seconds=9)) == 1000
+    lease = lease_of(1000)
+    assert [decayed(lease, NOW + timedelta(seconds=each)) for each in (0, 2.5, 5, 10)] == [1000, 750, 500, 250]
+    assert decayed(lease, NOW - timedelta(seconds=9)) == 1000
+
+
+def test_demand_is_kept_for_as_long_as_its_lease_lasts_but_no_longer_than_any_grant() -> None:
+    lease, idle = lease_of(1000, outstanding=30), lease_of(1000, outstanding=10_000)
+    assert [decayed(lease, NOW + timedelta(seconds=each)) for each in (30, 35, 40)] == [1000, 500, 250]
+    assert [decayed(idle, NOW + timedelta(seconds=each)) for each in (120, 125)] == [1000, 500]

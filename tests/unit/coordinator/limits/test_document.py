@@ -12,9 +12,10 @@ from protocol.limits.document import (
     StoreFailure,
     carried_over,
     extension_of,
-    horizon_ms_of,
+    horizon_of,
     limit_of,
     overdraft_of,
+    report_within_ms_of,
     thresholds_of,
 )
 from protocol.units import MAX_UNITS
@@ -196,6 +197,22 @@ def test_a_central_quota_may_have_a_soft_cap_and_a_longer_wait() -> None:
                 ("policies[2].on_store_failure", "supported"),
                 ("policies[3].on_store_failure", "supported"),
             ],
+        ),
+        (
+            "quotas: [{name: a, kind: allowance, limit: 5, period: day, report_within: soon}]",
+            [("quotas[0].report_within", "duration")],
+        ),
+        (
+            "quotas: [{name: a, kind: allowance, limit: 5, period: day, report_within: 99ms}]",
+            [("quotas[0].report_within", "range")],
+        ),
+        (
+            "quotas: [{name: a, kind: allowance, limit: 5, period: day, report_within: 2h}]",
+            [("quotas[0].report_within", "range")],
+        ),
+        (
+            "quotas: [{name: a, kind: rate, limit: 5/second, report_within: 1s}]",
+            [("quotas[0].report_within", "unknown")],
         ),
         ("quotas: [{name: a, kind: concurrency, limit: 5, slot_ttl: soon}]", [("quotas[0].slot_ttl", "duration")]),
         ("quotas: [{name: a, kind: concurrency, limit: 5, slot_ttl: 500ms}]", [("quotas[0].slot_ttl", "range")]),
@@ -433,21 +450,30 @@ def test_fractions_are_parsed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("period", "horizon", "expected_ms"),
+    ("period", "horizon", "expected"),
     [
-        (PeriodKind.HOUR, "auto", 10_000),
-        (PeriodKind.DAY, "auto", 60_000),
-        (PeriodKind.MONTH, "auto", 120_000),
-        (PeriodKind.ANNIVERSARY, "auto", 120_000),
-        (PeriodKind.HOUR, "120s", 120_000),
-        (PeriodKind.MONTH, "0s", 0),
+        (PeriodKind.HOUR, "auto", (10_000, 120_000)),
+        (PeriodKind.DAY, "auto", (60_000, 120_000)),
+        (PeriodKind.MONTH, "auto", (120_000, 120_000)),
+        (PeriodKind.ANNIVERSARY, "auto", (120_000, 120_000)),
+        (PeriodKind.HOUR, "120s", (120_000, 120_000)),
+        (PeriodKind.HOUR, "5s", (5_000, 5_000)),
+        (PeriodKind.MONTH, "0s", (0, 0)),
     ],
 )
 def test_the_horizon_follows_the_period_unless_the_quota_sets_it(
-    period: PeriodKind, horizon: str, expected_ms: int
+    period: PeriodKind, horizon: str, expected: tuple[int, int]
 ) -> None:
     quota = AllowanceQuota(name="units", limit=1, period=period, horizon=horizon)
-    assert horizon_ms_of(quota) == expected_ms
+    assert horizon_of(quota) == expected
+
+
+@pytest.mark.parametrize(("text", "expected_ms"), [("auto", None), ("100ms", 100), ("1h", 3_600_000)])
+def test_a_quota_may_set_how_long_usage_waits_for_its_report(text: str, expected_ms: int | None) -> None:
+    document = read(f"quotas: [{{name: a, kind: allowance, limit: 5, period: day, report_within: {text}}}]")
+    quota = document.quotas[0]
+    assert isinstance(quota, AllowanceQuota)
+    assert report_within_ms_of(quota) == expected_ms
 
 
 def test_a_limit_by_plan_may_have_one_for_all_other_plans() -> None:

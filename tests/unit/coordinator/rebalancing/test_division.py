@@ -25,7 +25,7 @@ from coordinator.rebalancing.rules.division import (
     taken_by_region,
 )
 from coordinator.rebalancing.rules.region_settings import Setting, faults_of_settings
-from protocol.limits.document import AllowanceQuota, PeriodKind, Quota, RateQuota
+from protocol.limits.document import AllowanceQuota, Horizon, PeriodKind, Quota, RateQuota
 from protocol.messages import LeaseDemand
 from protocol.outcomes import GrantRefusal
 from protocol.periods import Calendar
@@ -68,7 +68,7 @@ class Table:
 
     def ask(self, region: str, demand_milli: int = 0, waiting: int = 0) -> GrantRefusal | None:
         want = LeaseDemand(quota=KEY.quota, demand_milli=demand_milli, waiting=waiting)
-        wanted = GrantRequest(KEY, want, Entitlement(Calendar(PeriodKind.MONTH), self.limit, 10_000))
+        wanted = GrantRequest(KEY, want, Entitlement(Calendar(PeriodKind.MONTH), self.limit, Horizon(10_000, 10_000)))
         lease = self.lease(region)
         return serve_request(self.report(lease), wanted, lease, self.shelf(region), NOW)
 
@@ -288,7 +288,7 @@ def test_a_move_takes_returned_units_up_to_its_amount() -> None:
 def test_a_region_keeps_what_it_needs_until_the_next_grant() -> None:
     lease = Lease(KEY, 1, "us-east", NOW, NOW, granted=100, outstanding=100, demand_milli=100_000)
     assert [kept_of_move(lease, units, NOW) for units in (0, 60, 90, 1000)] == [100, 40, 30, 30]
-    assert kept_of_move(lease, 1000, NOW + timedelta(seconds=5)) == 15
+    assert kept_of_move(lease, 1000, NOW + timedelta(seconds=1 + 5)) == 15
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

@@ -30,10 +30,10 @@ EXHAUSTED = told(expires=60_000, ends=900_000, refusal=GrantRefusal.EXHAUSTED)
     ("leases", "renewal_in_ms"),
     [
         ([NOW], 30_000),
-        ([told(expires=120_000)], 30_000),  # early enough that most of its time is left
+        ([told(expires=120_000)], 60_000),  # early enough that an outage of a minute is survived
         ([told(expires=20_000)], 10_000),
         ([LAST], 10_000),
-        ([LAST, AHEAD], 30_000),  # the other lease continues where this one ends
+        ([LAST, AHEAD], 35_000),  # the other lease continues where this one ends
         ([NOW, AHEAD], 30_000),  # a lease that expires before the other begins is not continued by it
         ([FINAL, NOW], 30_000),
         ([EXHAUSTED], 450_000),  # no other lease begins before the period ends
