@@ -10,7 +10,7 @@ from functools import partial
 import structlog
 import uvloop
 
-from benchmarks import agent, central, coordinator, failures, finance, keys
+from benchmarks import agent, booking, central, coordinator, failures, finance, keys
 from benchmarks.allocation import run as allocation
 from benchmarks.allocation import wan
 from benchmarks.frame import FEWEST_TURNS, Lines, conditions, publish, show, write
@@ -24,6 +24,7 @@ BENCHMARKS: Mapping[str, Run] = {
     "agent": agent.run,
     "allocation": allocation.run,
     "allocation-wan": wan.run,
+    "booking": booking.run,
     "central": central.run,
     "coordinator": coordinator.run,
     "failures": failures.run,

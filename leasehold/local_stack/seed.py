@@ -12,7 +12,7 @@ from leasehold.local_stack.plan import REGIONS
 LIMITS: dict[str, Any] = {
     "plans": {"free": {}, "pro": {}, "enterprise": {}},
     "quotas": [
-        {"name": "exports", "kind": "allowance", "limit": 1000, "period": "month"},
+        {"name": "exports", "kind": "allowance", "limit": 1000, "period": "month", "report_within": "1s"},
         {"name": "api", "kind": "rate", "limit": "100/second, burst 200", "algorithm": "token_bucket"},
         {"name": "reports", "kind": "concurrency", "limit": 5, "slot_ttl": "10m"},
     ],

@@ -52,10 +52,10 @@ class Settlement:
         for frozen, reply in zip(frozen_lanes, response.replies, strict=False):  # in the order of the request
             await self._settle(incarnation, frozen, reply, sent_ms)
         self.on_versions(response.versions)
-        self._quotas.contact.is_draining = response.drain
         self._pacing.check_region_in(DRAINED_CHECK_MS if response.drain else None)
         if response.drain:
             await self.return_everything(incarnation)
+        self._quotas.contact.is_draining = response.drain  # from now on nothing of what was leased is admitted
 
     async def _settle(
         self, incarnation: StoreIncarnation, frozen: FrozenLane, reply: ExchangeReply, sent_ms: int

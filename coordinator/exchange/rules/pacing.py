@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from coordinator.webhooks.rules import PoolUsage
 from protocol.limits.document import Horizon, Portion
+from protocol.units import MAX_UNITS
 
 # A grant lasts for at most this part of the time for which the rest of the limit lasts, unless the horizon is longer.
 PART_OF_REST = 30
@@ -42,4 +43,4 @@ def report_at(consumed: int, usage: PoolUsage, thresholds: Iterable[Portion], re
     them has used its part, and reports.
     """
     units = usage.units_to_next(thresholds)
-    return 0 if units is None else consumed + -(-units // max(1, regions))
+    return 0 if units is None else min(MAX_UNITS, consumed + -(-units // max(1, regions)))

@@ -15,6 +15,7 @@ from coordinator.exchange.rules.pacing import (
 )
 from coordinator.webhooks.rules import PoolUsage
 from protocol.limits.document import DEFAULT_THRESHOLDS, Horizon, Portion
+from protocol.units import MAX_UNITS
 
 units = st.integers(0, 2**53 - 1)
 durations = st.integers(0, FOREVER_MS)
@@ -75,6 +76,11 @@ def test_no_threshold_is_reached_before_a_region_has_used_its_part(
     if any(after.reaches(each) and not before.reaches(each) for each in thresholds):
         assert mark > 0
         assert max(used) >= mark
+
+
+@given(units, units, units, st.integers(1, 64))
+def test_a_mark_fits_into_a_message(consumed: int, used: int, spendable: int, regions: int) -> None:
+    assert 0 <= report_at(consumed, PoolUsage(used, spendable), DEFAULT_THRESHOLDS, regions) <= MAX_UNITS
 
 
 def test_the_mark_counts_from_what_the_region_has_reported() -> None:
