@@ -21,7 +21,7 @@ from benchmarks.stack import PLANS, REGION, Stack, local_stack, put_limits
 
 PERIODS = ("hour", "day", "month")
 PLENTY = 10**9
-HOT_A_SECOND = 200  # checks of each hot key in each region
+HOT_A_SECOND = 200  # checks of the hot tenant in each region, of all of its keys together
 BUSY_TENANTS, BUSY_A_SECOND = 1_000, 1_000  # of all of them together
 COLD_TENANTS = int(os.environ.get("LEASEHOLD_BENCH_COLD_TENANTS", "10000"))
 COLD_A_SECOND = 250
@@ -30,6 +30,7 @@ WARM_UP_S = 75.0  # until pauses between reports have reached the longest
 SHORTEST_S = 120.0
 IDLE_S = 60.0
 BOOKED_WITHIN_S = 75.0
+LEAST_ADMITTED = 0.99
 
 
 class Counted(NamedTuple):
@@ -91,7 +92,7 @@ class Bench:
 
     async def tables(self) -> dict[str, Lines]:
         routes = [f"/{period}" for period in PERIODS]
-        hot = [Stream(region, ["hot"], routes, len(PERIODS) * HOT_A_SECOND) for region in self._stack["agents"]]
+        hot = [Stream(region, ["hot"], routes, HOT_A_SECOND) for region in self._stack["agents"]]
         busy = [Stream(REGION, [f"busy-{each}" for each in range(BUSY_TENANTS)], ["/month"], BUSY_A_SECOND)]
         cold = [Stream(REGION, [f"cold-{each}" for each in range(COLD_TENANTS)], ["/month"], COLD_A_SECOND)]
         rows = [
@@ -130,20 +131,21 @@ class Bench:
         return name, columns, (first, lasts_s / 60)
 
     async def _load(self, streams: Sequence[Stream], seconds: float) -> int:
-        """Send batches at their pace. Return how many checks were admitted; all are."""
+        """Send batches at their pace. Return how many checks were admitted."""
         async with httpx.AsyncClient(timeout=60) as client:
             return sum(await asyncio.gather(*(self._send(client, stream, seconds) for stream in streams)))
 
     async def _send(self, client: httpx.AsyncClient, stream: Stream, seconds: float) -> int:
-        url, began_s, batches = f"{self._stack['agents'][stream.region]}/v1/check:batch", time.monotonic(), 0
-        for batch in islice(stream.batches(), round(seconds * stream.per_second / BATCH)):
-            await asyncio.sleep(max(0.0, began_s + batches * BATCH / stream.per_second - time.monotonic()))
-            answer = await client.post(url, content=batch, headers={"Content-Type": "application/json"})
+        url, headers = f"{self._stack['agents'][stream.region]}/v1/check:batch", {"Content-Type": "application/json"}
+        began_s, admitted, batches = time.monotonic(), 0, round(seconds * stream.per_second / BATCH)
+        for sent, batch in enumerate(islice(stream.batches(), batches)):
+            await asyncio.sleep(max(0.0, began_s + sent * BATCH / stream.per_second - time.monotonic()))
+            answer = await client.post(url, content=batch, headers=headers)
             answer.raise_for_status()
-            if not all(each["allowed"] for each in answer.json()["results"]):
-                raise SystemExit(f"a check was denied: {answer.text[:500]}")
-            batches += 1
-        return batches * BATCH
+            admitted += sum(item["status"] == 200 for item in answer.json()["items"])
+        if admitted < LEAST_ADMITTED * batches * BATCH:
+            raise SystemExit(f"only {admitted} of {batches * BATCH} checks in {stream.region} were admitted")
+        return admitted
 
     async def _count(self) -> Counted:
         await self._postgres.execute("CHECKPOINT")

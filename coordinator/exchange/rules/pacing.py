@@ -30,9 +30,10 @@ def horizon_ms(horizon: Horizon, rest_ms: int) -> int:
 def report_within_ms(set_ms: int | None, rest_ms: int, lease_ms: int) -> int:
     """Return how long usage may wait for its report: as its quota says (`set_ms`), else in proportion to the rest.
 
-    It never waits until the lease expires: what is not reported by then goes to suspense.
+    It never waits until the lease expires: what is not reported by then goes to suspense. Once nothing is left to
+    grant, usage does not wait at all, unless its quota says so.
     """
-    by_rest_ms = min(max(rest_ms // PART_OF_REST, SHORTEST_DEFAULT_MS), LONGEST_DEFAULT_MS)
+    by_rest_ms = min(max(rest_ms // PART_OF_REST, SHORTEST_DEFAULT_MS), LONGEST_DEFAULT_MS) if rest_ms else 0
     return min(by_rest_ms if set_ms is None else set_ms, lease_ms // 2)
 
 

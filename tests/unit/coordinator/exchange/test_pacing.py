@@ -48,7 +48,8 @@ def test_no_report_waits_until_its_lease_expires(set_ms: int | None, rest_ms: in
 @given(durations, durations)
 def test_the_less_is_left_the_sooner_usage_is_reported(rest_ms: int, less_ms: int) -> None:
     found = report_within_ms(None, rest_ms, 10**9)
-    assert SHORTEST_DEFAULT_MS <= report_within_ms(None, min(less_ms, rest_ms), 10**9) <= found <= LONGEST_DEFAULT_MS
+    assert report_within_ms(None, min(less_ms, rest_ms), 10**9) <= found <= LONGEST_DEFAULT_MS
+    assert found >= SHORTEST_DEFAULT_MS or not rest_ms
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,8 @@ def test_the_less_is_left_the_sooner_usage_is_reported(rest_ms: int, less_ms: in
         (None, FOREVER_MS, 60_000),
         (None, 30 * 60_000, 60_000),
         (None, 15 * 60_000, 30_000),
-        (None, 0, 1_000),
+        (None, 1, 1_000),
+        (None, 0, 0),
         (5_000, 0, 5_000),
         (3_600_000, FOREVER_MS, 60_000),  # half of the lease
     ],
