@@ -33,7 +33,7 @@ OTHER_CLASSES = "*"  # in a cost table: all route classes that it does not name
 OTHER_PLANS = "*"  # in a limit by plan: all plans that it does not name, and tenants without a plan
 
 HARD, SOFT = "hard", "soft"  # caps of an allowance
-DEFAULT_HORIZON = "auto"  # depends on the period: see `horizon_ms_of`
+DEFAULT_HORIZON = "auto"  # depends on the period: see `horizon_of`
 SHORTEST_DEFAULT_HORIZON_MS, LONGEST_DEFAULT_HORIZON_MS = 10_000, 120_000
 DEFAULT_REPORT_WITHIN = "auto"  # depends on how long the rest of the limit lasts: see coordinator/exchange/rules/pacing
 SHORTEST_REPORT_WITHIN_MS, LONGEST_REPORT_WITHIN_MS = 100, 3_600_000  # that a document may set
