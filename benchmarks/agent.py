@@ -25,6 +25,7 @@ from protocol.limits.document import LimitsDocument, PolicyBundle
 from protocol.limits.rates import RateAlgorithm
 from regional_agent.admission.policies import Policies
 from regional_agent.store.connection import Argument, Reply, StoreConnection
+from regional_agent.store.opening import Server as StoreServer
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import RateCharge, StoreIncarnation
 
@@ -228,7 +229,7 @@ class Recorder(StoreConnection):
 @asynccontextmanager
 async def the_store(url: str) -> AsyncIterator[Recorder]:
     connected = asyncio.Event()
-    recorder = Recorder(url, timeout_ms=1_000, on_connected=connected.set)
+    recorder = Recorder(StoreServer.at(url), timeout_ms=1_000, on_connected=connected.set)
     recorder.password = url.rpartition("@")[0].rpartition(":")[2]
     recorder.keep()
     try:

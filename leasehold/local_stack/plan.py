@@ -18,6 +18,13 @@ URL_VARIABLE = "LEASEHOLD_MIGRATE_DATABASE_URL"  # `leasehold migrate` reads it 
 COORDINATOR_URL_VARIABLE = "LEASEHOLD_MIGRATE_COORDINATOR_URL"  # the URL that coordinators will use
 HIGHEST_BASE_PORT = 65535 - _STORES - len(REGIONS)
 
+# The agent has the complete rules of these addresses (regional_agent/store/address.py), and says what is wrong.
+STORE_SCHEMES = (
+    "redis",
+    "rediss",
+    "unix",
+    *(f"redis{s}+{setup}" for s in ("", "s") for setup in ("sentinel", "cluster")),
+)
 Stack = Mapping[str, Any]  # what stack.json holds
 
 
@@ -81,8 +88,10 @@ def faults_of_urls(postgres: str | None, stores: Mapping[str, str]) -> Iterator[
     for region, url in stores.items():
         if region not in REGIONS:
             yield f"--store: there is no region {region!r}; the regions are {', '.join(REGIONS)}"
-        elif not _is_url(url, ("redis", "unix")):
-            yield f"--store {region}: it must look like redis://:password@host:port/0"
+        elif not _is_url(url, STORE_SCHEMES):
+            yield f"--store {region}: it must look like redis://:password@host:port/0, with one of the schemes " + (
+                ", ".join(STORE_SCHEMES)
+            )
 
 
 def _is_url(text: str, schemes: tuple[str, ...]) -> bool:

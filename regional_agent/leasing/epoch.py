@@ -25,7 +25,7 @@ from protocol.messages import OpenEpoch, RebindEpoch
 from protocol.outcomes import EpochRefusal
 from regional_agent.cluster.rules.cells import CELLS
 from regional_agent.leasing.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
-from regional_agent.store.connection import Store, StoreError, StoreUnavailable
+from regional_agent.store.connection import KEEPS_ALL, Store, StoreError, StoreUnavailable
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import Fence, StoreIncarnation
 
@@ -34,7 +34,6 @@ log = structlog.get_logger()
 PAUSE_S = 0.1
 REFUSED_PAUSE_S = 2.0
 WATCH_S = 5.0  # how often the store's settings are looked at
-KEEPS_ALL = "noeviction"  # the only eviction policy that loses no lease
 
 # Refusals after which the epoch does not go on. After EPOCH_OVER its data is whole all the same.
 _REBIND_REFUSED = {
@@ -68,6 +67,7 @@ class EpochManager:
         self._newest_epoch = 0
         self.is_exempt = False
         self.refused = ""  # why the coordinator opened no epoch at the last attempt
+        self.fault = ""  # why there was none at the last attempt, in words
 
     def invalidate(self) -> None:
         """Look at the fence again: the store may be another incarnation. Nothing is admitted until it is known."""
@@ -108,11 +108,12 @@ class EpochManager:
             try:
                 await self._establish()
             except (StoreUnavailable, StoreError, CoordinatorUnavailable) as error:
-                log.warning("no epoch yet", reason=str(error))
+                self.fault = str(error)
+                log.warning("no epoch yet", reason=self.fault)
                 await self._retry_after(PAUSE_S)
             except CoordinatorRefused as error:
                 log.error("epoch refused by the coordinator", reason=str(error))
-                self.refused = error.refusal
+                self.refused, self.fault = error.refusal, str(error)
                 await self._retry_after(error.retry_after_s or REFUSED_PAUSE_S)
 
     async def _wait_for_invalidation(self) -> bool:
@@ -184,7 +185,7 @@ class EpochManager:
             raise StoreUnavailable("the store may have restarted while its fence was read")
         self._store.prove_durability(is_wanted=self.is_exempt)
         self.current = incarnation
-        self.refused = ""
+        self.refused = self.fault = ""
         self.established.set()
         self._on_established()
 

@@ -17,13 +17,15 @@ any call times out.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar, cast
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import hiredis
 import structlog
 import tenacity
+from redis.exceptions import RedisError
 
+from regional_agent.store.opening import CONNECT_S, Endpoint, connect_with
 from regional_agent.store.rules.decision_timeout import DecisionTimeout
 
 log = structlog.get_logger()
@@ -55,8 +57,9 @@ class StoreError(Exception):
     """The store answered with an error."""
 
 
+KEEPS_ALL = "noeviction"  # the only eviction policy that loses no lease
 SCRIPTS = frozenset({"EVALSHA", "EVAL"})
-UNREACHABLE = (OSError, TimeoutError, StoreUnavailable, StoreError)
+UNREACHABLE = (OSError, TimeoutError, RedisError, StoreUnavailable, StoreError)
 
 
 def set_result_of(future: asyncio.Future[T]) -> Callable[[T | Exception], None]:
@@ -107,6 +110,7 @@ class _Protocol(asyncio.Protocol):
         self._waiting: deque[_Call] = deque()
         self._unsent: list[bytes] = []
         self._transport: asyncio.Transport | None = None
+        self.writer: asyncio.StreamWriter | None = None  # it closes the transport when it is deleted
         self._loop = loop
         self._on_lost = on_lost
         self._last_reply_at = 0.0
@@ -226,27 +230,6 @@ class _DurabilityProof:
             self._on_reply(NoAnswer("the store did not confirm that its writes are on disk"))
 
 
-class StoreAddress:
-    """`redis://:password@host:port/database` or `unix:///path?db=0`. The text never shows the password."""
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in {"redis", "unix"}:
-            raise ValueError("a store's address begins with redis:// or unix://")
-        self.path = unquote(parts.path) if parts.scheme == "unix" else None
-        self.host = parts.hostname or "127.0.0.1"
-        self.port = parts.port or 6379
-        self.username = unquote(parts.username) if parts.username else None
-        self.password = unquote(parts.password) if parts.password else None
-        database = parse_qs(parts.query).get("db", ["0"])[0] if self.path else parts.path.strip("/") or "0"
-        if not database.isdigit():
-            raise ValueError("a store's database is a number, such as redis://127.0.0.1:6379/0")
-        self.database = int(database)
-
-    def __str__(self) -> str:
-        return self.path or f"{self.host}:{self.port}/{self.database}"
-
-
 class Store(Protocol):
     """Where scripts are sent: a single store, or the node that has a cell of a Cluster now."""
 
@@ -256,6 +239,8 @@ class Store(Protocol):
     def fingerprint(self) -> str | None: ...
     @property
     def eviction_policy(self) -> str | None: ...
+    @property
+    def is_noeviction_assumed(self) -> bool: ...
     @property
     def calls(self) -> int: ...
     def prove_durability(self, *, is_wanted: bool) -> None: ...
@@ -278,16 +263,20 @@ class Store(Protocol):
 class StoreConnection:
     def __init__(
         self,
-        url: str,
+        endpoint: Endpoint,
         *,
         timeout_ms: int,
         decision_timeout: DecisionTimeout | None = None,
         on_connected: Callable[[], None] = lambda: None,
         on_lost: Callable[[], None] = lambda: None,
         is_node: bool = False,
+        assumes_noeviction: bool = False,
     ) -> None:
-        """`decision_timeout`: of calls that a service waits for. `is_node`: it is a node of a Cluster."""
-        self.address = StoreAddress(url)
+        """`decision_timeout`: of calls that a service waits for. `is_node`: it is a node of a Cluster.
+
+        `assumes_noeviction`: where the store does not say its eviction policy, somebody vouches for it.
+        """
+        self.endpoint = endpoint
         self.fingerprint: str | None = None
         self.eviction_policy: str | None = None
         self.calls = 0
@@ -296,6 +285,8 @@ class StoreConnection:
         self._on_connected = on_connected
         self._on_lost_to_others = on_lost
         self._is_node = is_node
+        self._assumes_noeviction = assumes_noeviction
+        self.is_noeviction_assumed = False
         self._proves_durability = False
         self._reason = ""
         self._protocol: _Protocol | None = None
@@ -308,21 +299,21 @@ class StoreConnection:
 
     @property
     def node(self) -> str:
-        return str(self.address)
+        return str(self.endpoint)
 
     @property
     def fault(self) -> str:
-        return f"the store at {self.address} is not connected{self._reason}"
+        return f"the store at {self.endpoint} is not connected{self._reason}"
 
     async def call(self, *arguments: Argument) -> Reply:
         if self.fingerprint is None:
-            raise StoreUnavailable(f"the store at {self.address} is not connected")
+            raise StoreUnavailable(self.fault)
         return await self._ask(*arguments)
 
     def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None:
         """Send a command at once, not at the end of the turn. `on_reply` gets the reply, or why there is none."""
         if self.fingerprint is None or self._protocol is None:
-            on_reply(StoreUnavailable(f"the store at {self.address} is not connected"))
+            on_reply(StoreUnavailable(self.fault))
             return
         self.calls += 1
         self._submit(self._protocol, arguments, on_reply, self.decision_timeout.seconds, at_once=True)
@@ -349,7 +340,7 @@ class StoreConnection:
 
     async def _ask(self, *arguments: Argument) -> Reply:
         if self._protocol is None:
-            raise StoreUnavailable(f"the store at {self.address} is not connected")
+            raise StoreUnavailable(self.fault)
         self.calls += 1
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._submit(self._protocol, arguments, set_result_of(future), self._timeout_s, at_once=False)
@@ -362,17 +353,24 @@ class StoreConnection:
     async def is_exempt(self) -> bool:
         """Return whether it is a single store, without replicas in this incarnation, that fsyncs before it replies."""
         replication, cluster = await self._ask("INFO", "replication"), await self._ask("INFO", "cluster")
-        names = ("appendonly", "appendfsync", "no-appendfsync-on-rewrite")
-        answer: list[bytes] = await self._ask("CONFIG", "GET", *names)
-        settings = dict(zip(answer[::2], answer[1::2], strict=True))
         return (
             [_field(replication, name) for name in (b"role", b"connected_slaves", b"repl_backlog_active")]
             == ["master", "0", "0"]
             and not _field(replication, b"master_replid2").strip("0")  # it was never promoted
             and _field(cluster, b"cluster_enabled") == "0"
-            and [settings.get(name.encode()) for name in names] == [b"yes", b"always", b"no"]
+            and await self._fsyncs_every_write()
             and await self._can_prove_durability()
         )
+
+    async def _fsyncs_every_write(self) -> bool:
+        """Return whether its settings say so. A store that does not show them (a managed one) may not."""
+        names = ("appendonly", "appendfsync", "no-appendfsync-on-rewrite")
+        try:
+            answer: list[bytes] = await self._ask("CONFIG", "GET", *names)
+        except StoreError:
+            return False
+        settings = dict(zip(answer[::2], answer[1::2], strict=True))
+        return [settings.get(name.encode()) for name in names] == [b"yes", b"always", b"no"]
 
     async def _can_prove_durability(self) -> bool:
         """Return whether the store can confirm that a write is on its disk: Redis since 7.2, and Valkey."""
@@ -383,8 +381,9 @@ class StoreConnection:
 
     async def read_eviction_policy(self) -> str | None:
         """Read which keys the store drops when its memory is full. It may be changed at any time."""
-        policy = await self._ask("CONFIG", "GET", "maxmemory-policy")
-        self.eviction_policy = policy[1].decode() if policy else None
+        policy = _find_field(await self._ask("INFO", "memory"), b"maxmemory_policy")
+        self.is_noeviction_assumed = policy is None and self._assumes_noeviction
+        self.eviction_policy = KEEPS_ALL if self.is_noeviction_assumed else policy
         return self.eviction_policy
 
     def reconnect(self) -> None:
@@ -401,6 +400,7 @@ class StoreConnection:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
         self._drop()
+        await self.endpoint.close()
 
     def disconnect(self) -> None:
         """Disconnect until `connect` is called."""
@@ -409,9 +409,19 @@ class StoreConnection:
     async def _keep(self) -> None:
         while True:
             await self._connect_with_retries()
-            log.info("store connected", store=str(self.address), fingerprint=self.fingerprint)
+            log.info("store connected", store=str(self.endpoint), fingerprint=self.fingerprint)
             self._on_connected()
-            await self._lost.wait()
+            await self._watch()
+
+    async def _watch(self) -> None:
+        """Return when the connection is lost. It is closed once its store is at another server."""
+        while not self._lost.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.endpoint.watch_interval_s):
+                    await self._lost.wait()
+            if not self._lost.is_set() and await self.endpoint.has_moved():
+                log.warning("store moved to another server", store=str(self.endpoint))
+                self.reconnect()
 
     async def _connect_with_retries(self) -> None:
         async for attempt in tenacity.AsyncRetrying(
@@ -424,40 +434,43 @@ class StoreConnection:
                 await self.connect()
 
     def _on_unreachable(self, retry: tenacity.RetryCallState) -> None:
-        """Log the first failure of an outage, and leave what was half connected."""
-        if retry.attempt_number == 1 and retry.outcome is not None:
-            log.warning("store connection failed", store=str(self.address), reason=str(retry.outcome.exception()))
-        self._drop()
+        """Log the first failure of an outage."""
+        if retry.attempt_number == 1:
+            log.warning("store connection failed", store=str(self.endpoint), reason=self._reason.removeprefix(": "))
 
     async def connect(self) -> None:
         """Connect, or raise one of UNREACHABLE. The connection stays until it is lost."""
         self._lost.clear()
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(2):
-            if self.address.path:
-                _, self._protocol = await loop.create_unix_connection(self._new_protocol, self.address.path)
-            else:
-                _, self._protocol = await loop.create_connection(
-                    self._new_protocol, self.address.host, self.address.port
-                )
-        await self._greet()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await self._open()
+            await self._greet()
+        except UNREACHABLE as error:
+            self._drop()
+            self._reason = f": {_describe(error)}"
+            raise
+        self._reason = ""
+
+    async def _open(self) -> None:
+        def on_lost() -> None:
+            if self._protocol is protocol:  # and not one that was dropped before
+                self._on_lost()
+
+        protocol = self._protocol = _Protocol(asyncio.get_running_loop(), on_lost, self.decision_timeout)
+        protocol.writer = await connect_with(await self.endpoint.locate(), protocol)
 
     async def _greet(self) -> None:
-        if self.address.password is not None:
-            user = (self.address.username,) if self.address.username else ()
-            await self._ask("AUTH", *user, self.address.password)
-        if self.address.database:
-            await self._ask("SELECT", self.address.database)
+        """Read the fingerprint before anything else."""
+        fingerprint = await self.read_fingerprint()
         cluster = await self._ask("INFO", "cluster")
         if not self._is_node and _field(cluster, b"cluster_enabled") == "1":
-            self._reason = ": it is a node of a Cluster; use an address that begins with redis+cluster://"
-            raise StoreUnavailable(f"the store at {self.address} is not connected{self._reason}")
-        fingerprint = await self.read_fingerprint()
+            raise StoreUnavailable("it is a node of a Cluster; use an address that begins with redis+cluster://")
+        if not self._is_node and _field(await self._ask("INFO", "replication"), b"role") != "master":
+            raise StoreUnavailable("it is a replica")
         await self.read_eviction_policy()
+        if self.is_noeviction_assumed:
+            log.warning("store eviction policy unknown: a setting vouches for noeviction", store=str(self.endpoint))
         self.fingerprint = fingerprint
-
-    def _new_protocol(self) -> _Protocol:
-        return _Protocol(asyncio.get_running_loop(), self._on_lost, self.decision_timeout)
 
     def _on_lost(self) -> None:
         was_connected, self.fingerprint = self.connected, None
@@ -467,9 +480,17 @@ class StoreConnection:
 
     def _drop(self) -> None:
         self.fingerprint = None
-        if self._protocol is not None:
-            self._protocol.close()
-            self._protocol = None
+        protocol, self._protocol = self._protocol, None
+        if protocol is not None:
+            protocol.close()
+            self._lost.set()
+
+
+def _describe(error: BaseException) -> str:
+    """Return the reason that the store, the system or the TLS library gave."""
+    if isinstance(error, TimeoutError):
+        return "it did not answer in time"
+    return str(error) or (_describe(error.__cause__) if error.__cause__ else type(error).__name__)
 
 
 def _fingerprint(server: bytes, replication: bytes) -> str:
@@ -477,8 +498,15 @@ def _fingerprint(server: bytes, replication: bytes) -> str:
 
 
 def _field(info: bytes, name: bytes) -> str:
+    value = _find_field(info, name)
+    if value is None:
+        raise StoreError(f"the store's INFO has no {name.decode()}")
+    return value
+
+
+def _find_field(info: bytes, name: bytes) -> str | None:
     for line in info.splitlines():
         key, _, value = line.partition(b":")
         if key == name:
             return value.decode()
-    raise StoreError(f"the store's INFO has no {name.decode()}")
+    return None

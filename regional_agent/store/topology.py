@@ -17,46 +17,15 @@ from contextlib import suppress
 import structlog
 
 from regional_agent.cluster.rules.slot_map import Place, nodes_of, places_of
-from regional_agent.store.connection import (
-    UNREACHABLE,
-    Argument,
-    OnReply,
-    Reply,
-    StoreAddress,
-    StoreConnection,
-    StoreUnavailable,
-)
+from regional_agent.store.address import StoreAddress
+from regional_agent.store.connection import UNREACHABLE, Argument, OnReply, Reply, StoreConnection, StoreUnavailable
+from regional_agent.store.opening import CONNECT_S, Server, StoreAccess
 from regional_agent.store.rules.decision_timeout import DecisionTimeout
 
 log = structlog.get_logger()
 
-SCHEME = "redis+cluster://"
 REFRESH_INTERVAL_S = 1.0
 PAUSE_S = 0.1
-CONNECT_S = 2.0
-
-
-class ClusterAddress:
-    """`redis+cluster://:password@host:port,host:port`: some of the nodes, which know the others."""
-
-    def __init__(self, url: str) -> None:
-        if not url.startswith(SCHEME):
-            raise ValueError(f"a Cluster's address begins with {SCHEME}")
-        user, at, hosts = url.removeprefix(SCHEME).rpartition("@")
-        self._user = user + at
-        self.seeds = [self._seed(host) for host in hosts.rstrip("/").split(",")]
-
-    def _seed(self, host: str) -> tuple[str, int]:
-        address = StoreAddress(f"redis://{self._user}{host}")
-        if not host or address.database or address.path:
-            raise ValueError(f"a Cluster's address is {SCHEME}host:port,host:port, and it has no databases")
-        return address.host, address.port
-
-    def url(self, host: str, port: int) -> str:
-        return f"redis://{self._user}{f'[{host}]' if ':' in host else host}:{port}"
-
-    def __str__(self) -> str:
-        return ",".join(f"{host}:{port}" for host, port in self.seeds)
 
 
 class CellConnection:
@@ -65,6 +34,7 @@ class CellConnection:
     def __init__(self, cell: int, cluster: str) -> None:
         self.cell = cell
         self.link: StoreConnection | None = None
+        self.reason = ""  # why no node could be asked
         self._cluster = cluster
 
     @property
@@ -78,6 +48,10 @@ class CellConnection:
     @property
     def eviction_policy(self) -> str | None:
         return None if self.link is None else self.link.eviction_policy
+
+    @property
+    def is_noeviction_assumed(self) -> bool:
+        return self.link is not None and self.link.is_noeviction_assumed
 
     def prove_durability(self, *, is_wanted: bool) -> None:
         """A Cluster is never exempt: each failover begins another incarnation."""
@@ -94,7 +68,7 @@ class CellConnection:
     @property
     def fault(self) -> str:
         return (
-            f"no node of the Cluster at {self._cluster} knows its slot's owner"
+            f"no node of the Cluster at {self._cluster} knows its slot's owner{self.reason}"
             if self.link is None
             else self.link.fault
         )
@@ -130,15 +104,19 @@ class CellConnection:
 class Cluster:
     def __init__(
         self,
-        url: str,
+        address: StoreAddress,
+        access: StoreAccess,
         *,
         cells: int,
         timeout_ms: int,
         decision_timeout: DecisionTimeout,
         on_connected: Callable[[int], None],
+        assumes_noeviction: bool = False,
     ) -> None:
         """`on_connected` gets the number of a cell each time that it is connected."""
-        self.address = ClusterAddress(url)
+        self.address = address
+        self._access = access
+        self._assumes_noeviction = assumes_noeviction
         self.cells = [CellConnection(cell, str(self.address)) for cell in range(cells)]
         self._tags = {b"%d" % cell.cell: cell for cell in self.cells}
         self._timeout_ms = timeout_ms
@@ -184,10 +162,10 @@ class Cluster:
     async def _refresh(self) -> bool:
         """Connect to the nodes that have cells. Return False while a cell or a node is missing."""
         views = await self._read_views()
-        places = places_of(self._tags, views)
+        places = places_of(self._tags, views, by_name=self.address.has_tls)
         if not places:
             return False
-        self._known = nodes_of(views) | set(self.address.seeds)
+        self._known = nodes_of(views, by_name=self.address.has_tls) | set(self.address.seeds)
         if places != self._places:
             log.info("Cluster topology changed", shards=len({place.node for place in places.values()}))
             self._disconnect_all()
@@ -198,14 +176,19 @@ class Cluster:
 
     async def _read_views(self) -> list[tuple[str, str]]:
         """Read CLUSTER NODES of the connected nodes; if none replies, of all known ones."""
-        links = [link for link in self._links.values() if link.connected]
-        views = await asyncio.gather(*map(self._read_view, links))
+        links = {address: link for address, link in self._links.items() if link.connected}
+        views = await asyncio.gather(*map(self._read_view, links.values()))
         if not any(views):
-            links = [self._link(*address) for address in sorted(self._known)]
-            views = await asyncio.gather(*map(self._read_view, links))
-            for link in links:
+            links = {address: self._link(*address) for address in sorted(self._known)}
+            views = await asyncio.gather(*map(self._read_view, links.values()))
+            self._explain(next((f": {link.fault}" for link in links.values() if not link.connected), ""))
+            for link in links.values():
                 link.disconnect()
-        return [(link.address.host, view) for link, view in zip(links, views, strict=True) if view]
+        return [(host, view) for (host, _), view in zip(links, views, strict=True) if view]
+
+    def _explain(self, reason: str) -> None:
+        for cell in self.cells:
+            cell.reason = reason
 
     async def _read_view(self, link: StoreConnection) -> str:
         try:
@@ -227,11 +210,12 @@ class Cluster:
 
     def _link(self, host: str, port: int) -> StoreConnection:
         return StoreConnection(
-            self.address.url(host, port),
+            Server(self.address, self._access, (host, port)),
             timeout_ms=self._timeout_ms,
             decision_timeout=self._decision_timeout,
             on_lost=self._refresh_now.set,
             is_node=True,
+            assumes_noeviction=self._assumes_noeviction,
         )
 
     async def _connect(self, link: StoreConnection) -> None:
@@ -240,12 +224,12 @@ class Cluster:
                 await link.connect()
         except UNREACHABLE as error:
             link.disconnect()
-            if str(link.address) not in self._unreachable:
-                self._unreachable.add(str(link.address))
-                log.warning("Cluster node connection failed", node=str(link.address), reason=str(error))
+            if link.node not in self._unreachable:
+                self._unreachable.add(link.node)
+                log.warning("Cluster node connection failed", node=link.node, reason=str(error))
             return
-        self._unreachable.discard(str(link.address))
-        log.info("Cluster node connected", node=str(link.address), fingerprint=link.fingerprint)
+        self._unreachable.discard(link.node)
+        log.info("Cluster node connected", node=link.node, fingerprint=link.fingerprint)
         for cell in self._of(link):
             self._on_connected(cell.cell)
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from regional_agent.store.connection import StoreConnection
+from regional_agent.store.opening import Server
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import StoreIncarnation
 
@@ -15,7 +16,7 @@ NONCE = "0123456789abcdef"
 @pytest.fixture
 async def connection(store: str) -> AsyncIterator[StoreConnection]:
     connected = asyncio.Event()
-    connection = StoreConnection(store, timeout_ms=5_000, on_connected=connected.set)
+    connection = StoreConnection(Server.at(store), timeout_ms=5_000, on_connected=connected.set)
     connection.keep()
     await asyncio.wait_for(connected.wait(), 60)
     yield connection

@@ -6,6 +6,7 @@ import pytest
 
 from regional_agent.store import keys
 from regional_agent.store.connection import StoreConnection, StoreError, StoreUnavailable
+from regional_agent.store.opening import Server
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import StoreIncarnation
 
@@ -81,7 +82,7 @@ async def test_a_wrong_command_is_a_store_error_and_affects_no_other_call(connec
 
 async def test_a_stalled_store_is_unavailable_and_its_late_reply_goes_to_no_other_call(store: str) -> None:
     connected = asyncio.Event()
-    connection = StoreConnection(store, timeout_ms=100, on_connected=connected.set)
+    connection = StoreConnection(Server.at(store), timeout_ms=100, on_connected=connected.set)
     connection.keep()
     try:
         await asyncio.wait_for(connected.wait(), 60)

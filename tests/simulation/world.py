@@ -37,6 +37,7 @@ from regional_agent.admission.rules.subjects import InvalidSubjectValue
 from regional_agent.agent import RegionalAgent
 from regional_agent.leasing import epoch as epoch_module
 from regional_agent.settings import AgentSettings
+from regional_agent.store.opening import Server
 from tests.simulation.checks.limits import Limits
 from tests.simulation.checks.region_settings import Divided
 from tests.simulation.faults import LEDGER_LOSSES, REGIONS, Event
@@ -302,7 +303,7 @@ class World:
             region=agent.region,
             coordinator_url="http://coordinator",
             coordinator_token=SecretStr(agent.name),
-            store_url=SecretStr(agent.name),
+            store_url=SecretStr(f"redis://{agent.name}"),
             report_interval_ms=500,
             store_timeout_ms=250,
             decision_timeout_ms=250,
@@ -533,8 +534,8 @@ class World:
     def _agent(self, name: str) -> Agent:
         return next(agent for agent in self.agents if agent.name == name)
 
-    def _connection(self, url: str, **options: Any) -> VirtualConnection:
-        agent = self._agent(url)
+    def _connection(self, endpoint: Server, **options: Any) -> VirtualConnection:
+        agent = self._agent(endpoint.host)
         return VirtualConnection(self.machines[agent.region], lambda: self._may_act(agent), **options)
 
     def _disk(self, name: str) -> VirtualDirectory:

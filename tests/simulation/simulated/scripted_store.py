@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from regional_agent.admission.rules.modes import LOOKS, SETS_ASIDE
 from regional_agent.store.codec import decode_decisions
 from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
+from regional_agent.store.opening import Server
 from regional_agent.store.sources import digests, join_parts, sources
 from regional_agent.store.types import REASONS, SHADOW, RequestRun, StoreDecision, StoreRequest
 from tests.simulation.simulated.redis_lua import ShimError, Status, interpreter, text_of_number
@@ -336,12 +337,12 @@ class ScriptedStore:
             "replication": f"role:master\r\nconnected_slaves:0\r\nmaster_replid:{self.replid}\r\n"
             "master_replid2:000\r\nrepl_backlog_active:0",
             "cluster": "cluster_enabled:0",
+            "memory": f"maxmemory_policy:{self.eviction}",
         }
         return f"# {section}\r\n{texts[section]}\r\n"
 
     def _config(self, _get: str, *names: str) -> list[str]:
         values = {
-            "maxmemory-policy": self.eviction,
             "appendonly": "yes",
             "appendfsync": "always" if self.is_exempt else "everysec",
             "no-appendfsync-on-rewrite": "no",
@@ -466,7 +467,7 @@ class LocalConnection(StoreConnection):
     """The real connection's rules on a store in this process: it reads the fingerprint before anything else."""
 
     def __init__(self, store: ScriptedStore, on_connected: Callable[[], None] = lambda: None) -> None:
-        super().__init__("redis://local:1/0", timeout_ms=1_000, on_connected=on_connected)
+        super().__init__(Server.at("redis://local:1"), timeout_ms=1_000, on_connected=on_connected)
         self.store = store
         self.reachable = True
 

@@ -21,6 +21,7 @@ from regional_agent.store.connection import (
     StoreUnavailable,
     _Call,
 )
+from regional_agent.store.opening import Server
 from tests.simulation.simulated.scripted_store import ScriptedStore
 from tests.simulation.simulated.virtual_time import VirtualClock
 
@@ -227,7 +228,7 @@ class VirtualConnection(StoreConnection):
         is_alive: Callable[[], bool],
         **options: Any,
     ) -> None:
-        super().__init__("redis://store:6379/0", **options)
+        super().__init__(Server.at("redis://store"), **options)
         self._machine = machine
         self._is_alive = is_alive
 

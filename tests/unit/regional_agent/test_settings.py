@@ -25,6 +25,8 @@ def test_defaults_stay_on_loopback() -> None:
         ("REGION", "US East"),
         ("COORDINATOR_URL", "127.0.0.1:8400"),
         ("STORE_URL", "http://:hunter2@127.0.0.1"),
+        ("STORE_URL", "redis://:hunter2@127.0.0.1?ssl=true"),
+        ("STORE_CA_FILE", "/no/such/file"),
         ("PORT", "eighty"),
         ("WORKERS", "0"),
         ("WORKERS", "65"),
@@ -41,6 +43,19 @@ def test_a_bad_value_names_the_variable_and_gives_an_example(variable: str, valu
     assert name in str(raised.value)
     assert "Example: " in str(raised.value)
     assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"PASSWORD_FILE": __file__}, "_PASSWORD_FILE and a password"),
+        ({"CA_FILE": __file__}, "_CA_FILE is set, and LEASEHOLD_AGENT_STORE_URL is without TLS"),
+        ({"URL": "rediss://a", "KEY_FILE": __file__}, "_KEY_FILE is set without"),
+    ],
+)
+def test_a_store_setting_without_effect_is_refused(given: dict[str, str], reason: str) -> None:
+    with pytest.raises(SettingsError, match=reason):
+        load_settings(AgentSettings, GOOD | {f"LEASEHOLD_AGENT_STORE_{name}": value for name, value in given.items()})
 
 
 def test_a_token_is_required_except_on_loopback() -> None:

@@ -1,7 +1,7 @@
 """Stores fail over, fail back and are demoted below their agents, and an old epoch never returns."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,14 @@ class Switch:
     def __init__(self) -> None:
         self.target = 0
         self.delay_s = 0.0  # delay of every byte, each way
+        self.rewrite: Callable[[bytes], bytes] = lambda data: data  # of what the store answers
         self._writers: list[asyncio.StreamWriter] = []
 
     async def accept(self, near: asyncio.StreamReader, near_writer: asyncio.StreamWriter) -> None:
         far, far_writer = await asyncio.open_connection(embedded.LOOPBACK, self.target)
         self._writers += (near_writer, far_writer)
-        await asyncio.gather(self._carry(near, far_writer), self._carry(far, near_writer))
+        answers = self._carry(far, near_writer, self.rewrite)
+        await asyncio.gather(self._carry(near, far_writer, lambda data: data), answers)
 
     def turn(self, target: int) -> None:
         self.target = target
@@ -39,11 +41,13 @@ class Switch:
         for writer in writers:
             writer.transport.abort()
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, rewrite: Callable[[bytes], bytes]
+    ) -> None:
         try:
             while data := await reader.read(65536):
                 await asyncio.sleep(self.delay_s)
-                writer.write(data)
+                writer.write(rewrite(data))
         except OSError:
             pass
         finally:
@@ -63,9 +67,12 @@ async def a_switch(target: int) -> AsyncIterator[tuple[Switch, int]]:
 
 
 @contextmanager
-def stores(directory: Path, count: int) -> Any:
+def stores(directory: Path, count: int, more: str = "") -> Any:
+    """Start stores, and yield their ports. `more` is added to their configuration."""
     ports = [free_port() for _ in range(count)]
-    processes = [embedded.start_store(directory / str(p), p, PASSWORD, log=directory / f"{p}.log") for p in ports]
+    processes = [
+        embedded.start_store(directory / str(p), p, PASSWORD, more=more, log=directory / f"{p}.log") for p in ports
+    ]
     try:
         assert all(wait_until(lambda p=p: embedded.store_is_ready(p, PASSWORD), 30) for p in ports)  # type: ignore[misc]
         yield ports
