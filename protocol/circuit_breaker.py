@@ -23,7 +23,7 @@ class CircuitBreaker:
     def __init__(self, failures: int = 5, pause_ms: float = 1000) -> None:
         self._failures = failures
         self._pause_ms = pause_ms
-        self._in_a_row = 0
+        self.failures_in_a_row = 0
         self._open_until_ms = 0.0
         self._lock = threading.Lock()
         self.state = BreakerState.CLOSED
@@ -39,15 +39,15 @@ class CircuitBreaker:
             return True
 
     def succeeded(self) -> None:
-        if self._in_a_row == 0:  # every call of a healthy server comes through here
+        if self.failures_in_a_row == 0:  # every call of a healthy server comes through here
             return
         with self._lock:
-            self._in_a_row = 0
+            self.failures_in_a_row = 0
             self.state = BreakerState.CLOSED
 
     def failed(self, now_ms: float) -> None:
         with self._lock:
-            self._in_a_row += 1
-            if self._in_a_row >= self._failures:
+            self.failures_in_a_row += 1
+            if self.failures_in_a_row >= self._failures:
                 self.state = BreakerState.OPEN
                 self._open_until_ms = now_ms + self._pause_ms

@@ -6,26 +6,21 @@ harmless in headers, logs and problem documents.
 
 import re
 import secrets
-from collections.abc import Iterator
 from typing import Any
 
 HEADER = b"x-request-id"
 _HARMLESS = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
+_unused: list[str] = []
+
+
 def new_request_id() -> str:
-    return next(_new)
-
-
-def _random_ids() -> Iterator[str]:
-    """Yield ids of 128 random bits. They are made in batches, for a system call costs more than the rest of an id."""
-    while True:
+    """Return 128 random bits. Ids are made in batches, for a system call costs more than the rest of an id."""
+    if not _unused:
         page = secrets.token_hex(4096)
-        for start in range(0, len(page), 32):
-            yield page[start : start + 32]
-
-
-_new = _random_ids()
+        _unused.extend(page[start : start + 32] for start in range(0, len(page), 32))
+    return _unused.pop()
 
 
 def request_id_of(scope: Any) -> str:

@@ -27,7 +27,11 @@ class CheckCache(Generic[K]):
             self._valid_under = self._admission.policies
             self._plans.clear()
         plan = self._plans.get(check)
-        return plan if plan is not None and plan.is_current else None
+        if plan is not None:
+            for each in plan.policy_charges:
+                if not each.state.is_known:
+                    return None
+        return plan
 
     def keep(self, check: K, plan: CheckPlan) -> None:
         """Keep the plan of a check that was not found. One with an operation, or of a blocked subject, is not kept."""

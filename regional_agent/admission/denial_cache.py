@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from protocol.outcomes import DenialReason
+from regional_agent.admission.key_states import KeyState
 from regional_agent.admission.policies import PolicyCharge
 from regional_agent.admission.rules.certain_denials import certain_denial
 from regional_agent.leasing.epoch import EpochManager
@@ -39,16 +40,13 @@ class DenialCache:
             self.clear()
         return self._circumstances
 
-    def find(self, policy_charges: Sequence[PolicyCharge], request: StoreRequest, now_ms: int) -> StoreDecision | None:
-        """Return the denial that the store would repeat, with its times as they are by now."""
-        for each in policy_charges:
-            denials = each.state.denials
-            denial = None if denials is None else denials.get(request.charges)
-            if denial is None or now_ms >= denial.until_ms or not request.is_repeatable:
-                continue
-            if denial.circumstances is self.circumstances:
-                return _later(denial.decision, now_ms - denial.asked_at_ms)
-        return None
+    def find(self, state: KeyState, request: StoreRequest, now_ms: int) -> StoreDecision | None:
+        """Return the denial by a key that the store would repeat, with its times as they are by now."""
+        denial = None if state.denials is None else state.denials.get(request.charges)
+        if denial is None or now_ms >= denial.until_ms or not request.is_repeatable:
+            return None
+        is_valid = denial.circumstances is self.circumstances
+        return _later(denial.decision, now_ms - denial.asked_at_ms) if is_valid else None
 
     def remember(
         self,

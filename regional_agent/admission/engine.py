@@ -7,7 +7,7 @@ One script in the region's store decides all policies of a request at once. Wher
 import asyncio
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -23,6 +23,7 @@ from regional_agent.admission.plan import CheckPlan, as_hold, plan_blocked, plan
 from regional_agent.admission.policies import Policies, Subject
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.admission.rules.modes import BEYOND_LIMITS, LOOKS
+from regional_agent.admission.rules.slices import HOT
 from regional_agent.admission.token_slices import TokenSlices
 from regional_agent.admission.waiting import CoordinatorNotReached, WaitForUnits
 from regional_agent.leasing.epoch import EpochManager
@@ -160,27 +161,32 @@ class AdmissionEngine:
         if not policy_charges:
             return NO_POLICY_MATCHES
         now_ms = self._clock.monotonic_ms()
-        if (sliced := self._slices.decide(policy_charges, request, now_ms)) is not None:
+        if self._slices.held and (sliced := self._slices.decide(policy_charges, request, now_ms)) is not None:
             return self._verdict(plan, sliced)
-        if (denied := self.denials.find(policy_charges, request, now_ms)) is not None:
-            for each in policy_charges:
-                charge = each.charge
-                if isinstance(charge, RateCharge):
-                    self._share_loop.record_demand(each.state, charge, charge.cost, now_ms, size=charge.cost)
-            return self._verdict(plan, denied)
+        for each in policy_charges:
+            if each.state.denials and (denied := self.denials.find(each.state, request, now_ms)) is not None:
+                return self._repeat_denial(plan, denied, now_ms)
         return None
+
+    def _repeat_denial(self, plan: CheckPlan, denied: StoreDecision, now_ms: int) -> Verdict:
+        for each in plan.policy_charges:
+            charge = each.charge
+            if isinstance(charge, RateCharge):
+                self._share_loop.record_demand(each.state, charge, charge.cost, now_ms, size=charge.cost)
+        return self._verdict(plan, denied)
 
     def decide_in_store(self, plan: CheckPlan, caller: Caller, times: int = 1) -> None:
         """Ask the store. Equal plans of one turn of the event loop are decided together."""
-        is_repeatable = plan.request.is_repeatable
+        request = plan.request
+        is_repeatable = request.mode == "enforce" and request.operation is None
         while times:
             last = self._last
-            if is_repeatable and last is not None and last.plan is plan:
-                joined = self._batcher.extend(last, times)
+            if is_repeatable and last is not None and last.plan is plan and last is self._batcher.newest:
+                joined = self._batcher.extend(times)
                 last.join(caller, joined)
                 times -= joined
             if times:
-                first = min(times, self._batcher.room) if is_repeatable else 1
+                first = min(times, self._batcher.room) if times > 1 and is_repeatable else 1
                 now_ms = self._clock.monotonic_ms()
                 self._last = PendingCheck(self, plan, [caller] * first, now_ms, self.denials.circumstances)
                 self._send(self._last)
@@ -202,11 +208,12 @@ class AdmissionEngine:
     # --- the store ----------------------------------------------------------------------------------------------------
 
     def _send(self, pending: PendingCheck) -> None:
-        incarnation = self._usable_incarnation(pending.plan)
+        plan, incarnation = pending.plan, self._usable_incarnation(pending.plan)
         if isinstance(incarnation, StoreUnavailable):
             pending.complete([incarnation] * pending.times)
             return
-        pending.request = _request_of(pending.plan, incarnation)
+        if plan.hold_ms is not None:
+            pending.request = _request_of(plan, incarnation)
         self._batcher.submit(incarnation, pending)
 
     async def _decide_once(self, plan: CheckPlan) -> Outcome:
@@ -223,17 +230,18 @@ class AdmissionEngine:
         incarnation = self._epochs.current
         if incarnation is None:
             return StoreUnavailable("the region has no epoch yet")
-        if self._epochs.may_evict and _takes_allowance(plan.request):
+        takes_allowance = [charge for charge in plan.request.charges if isinstance(charge, AllowanceCharge)]
+        if takes_allowance and self._epochs.may_evict:
             return StoreUnavailable("the store may evict leases: its maxmemory-policy is not noeviction")
         return incarnation
 
     def on_outcomes(self, pending: PendingCheck, outcomes: Sequence[Outcome]) -> None:
         """Handle the store's first outcomes of a plan, all that one call had."""
-        for outcome in outcomes:
-            if not isinstance(outcome, StoreDecision) or not outcome.allowed or outcome.replayed:
-                break
-        else:
-            self._on_admissions(pending, cast(Sequence[StoreDecision], outcomes))
+        admissions = [
+            each for each in outcomes if isinstance(each, StoreDecision) and each.allowed and not each.replayed
+        ]
+        if len(admissions) == len(outcomes):
+            self._on_admissions(pending, admissions)
             return
         for outcome in outcomes:
             self._on_outcome(pending.alone(), outcome)
@@ -244,7 +252,10 @@ class AdmissionEngine:
         self._note(plan, decisions[-1], now_ms, times)
         if not plan.is_subrequest:
             self._metrics.checks.seconds.observe(perf_counter() - pending.started_s, times)
-        for decision in self._slices.apply(plan.policy_charges, plan.request, decisions, pending.asked_at_ms, now_ms):
+        charges = plan.policy_charges
+        if self._slices.held or charges[0].state.checks >= HOT:  # all of them have to be hot
+            decisions = self._slices.apply(charges, plan.request, decisions, pending.asked_at_ms, now_ms)
+        for decision in decisions:
             pending.answer(self._verdict(plan, decision))
 
     def _on_outcome(self, pending: PendingCheck, outcome: Outcome) -> None:
@@ -296,15 +307,16 @@ class AdmissionEngine:
 
     def _note(self, plan: CheckPlan, decision: StoreDecision, now_ms: int, times: int = 1) -> None:
         """Note a request that was decided so many times in the records of its keys; `decision` is the last of them."""
-        is_counted = plan.demand_already_counted
+        is_counted = plan.is_subrequest and plan.demand_already_counted
         for each, policy in zip(plan.policy_charges, decision.policies, strict=True):
             charge, state = each.charge, each.state
-            is_demand = not is_counted and (policy.allowed or policy.reason != DenialReason.COST_ABOVE_LIMIT)
+            is_demand = not is_counted and (policy.code == 0 or policy.reason != DenialReason.COST_ABOVE_LIMIT)
             if isinstance(charge, RateCharge):
                 if is_demand:
                     cost = charge.cost
                     self._share_loop.record_demand(state, charge, cost * times, now_ms, size=cost, checks=times)
-                self._share_loop.record_bucket(state, charge, policy.available, policy.last_grant, now_ms)
+                if state.shared is not None:
+                    self._share_loop.record_bucket(state, charge, policy.available, policy.last_grant, now_ms)
             elif isinstance(charge, AllowanceCharge):
                 if is_demand:
                     self._quotas.record_demand(charge.quota, charge.cost * times, policy)
@@ -410,7 +422,3 @@ def _request_of(plan: CheckPlan, incarnation: StoreIncarnation) -> StoreRequest:
     parts = [part for charge in request.charges if (part := hold_part(charge)) is not None]
     hold_id = HoldId.fresh(incarnation.epoch, incarnation.lanes, parts, plan.sibling_holds)
     return StoreRequest(request.mode, request.charges, request.operation, HoldTerms(hold_id, plan.hold_ms))
-
-
-def _takes_allowance(request: StoreRequest) -> bool:
-    return any(isinstance(charge, AllowanceCharge) for charge in request.charges)

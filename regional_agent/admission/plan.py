@@ -36,11 +36,6 @@ class CheckPlan(Struct, frozen=True, eq=False, gc=False):
         return self.blocked is None and self.request.operation is None
 
     @property
-    def is_current(self) -> bool:
-        """Return whether the records of all its keys are still those of the agent."""
-        return all(each.state.is_known for each in self.policy_charges)
-
-    @property
     def demand_already_counted(self) -> bool:
         """Return whether the peek of the same request over several cells has counted its demand."""
         return self.is_subrequest and self.request.mode not in LOOKS

@@ -38,7 +38,7 @@ class TokenSlices:
         self._epochs = epochs
         self._share_loop = share_loop
         self._clock = clock
-        self._held: dict[str, KeyState] = {}  # the keys that have a slice
+        self.held: dict[str, KeyState] = {}  # the keys that have a slice
         self._valid_in: tuple[StoreIncarnation | None, int] = None, 0  # the incarnation and the shares of the slices
         self._emptied_at_ms = -1  # requests sent until then were sent under other limits
         self._sweeping: asyncio.TimerHandle | None = None
@@ -50,7 +50,7 @@ class TokenSlices:
         self, policy_charges: Sequence[PolicyCharge], request: StoreRequest, now_ms: int
     ) -> StoreDecision | None:
         """Decide a request if slices hold everything that it takes. Otherwise return None, and take nothing."""
-        if not self._held or request.operation is not None:
+        if request.operation is not None:
             return None  # only the store knows whether an operation was admitted before
         self._drop_stale_slices()
         slices = _take(policy_charges, now_ms)
@@ -87,7 +87,7 @@ class TokenSlices:
         is_hot = all(each.state.checks >= HOT and now_ms < each.state.window_ends_ms for each in policy_charges)
         if is_hot and last.allowed and request.may_slice and asked_at_ms > self._emptied_at_ms:
             self._slice(policy_charges, last.policies, asked_at_ms, now_ms)
-        if not self._held or all(each.state.slice is None for each in policy_charges):
+        if not self.held or all(each.state.slice is None for each in policy_charges):
             return decisions
         return [_with_slices(policy_charges, decision, asked_at_ms, now_ms) for decision in decisions]
 
@@ -102,7 +102,7 @@ class TokenSlices:
         return was_returned
 
     def units_here(self, quota: str) -> int:
-        state = self._held.get(quota)
+        state = self.held.get(quota)
         return 0 if state is None or state.slice is None else state.slice.left
 
     def return_all(self) -> None:
@@ -119,8 +119,8 @@ class TokenSlices:
     # --- refills ------------------------------------------------------------------------------------------------------
 
     def _drop_all(self) -> list[tuple[KeyState, RateSlice]]:
-        dropped = [(state, state.slice) for state in self._held.values() if state.slice is not None]
-        self._held = {}
+        dropped = [(state, state.slice) for state in self.held.values() if state.slice is not None]
+        self.held = {}
         for state, _ in dropped:
             state.slice = None
         return dropped
@@ -158,7 +158,7 @@ class TokenSlices:
             slice_.low_water = max(0, slice_.left - 1) // 2  # the next look is at half of that, not at each request
             return
         self._share_loop.record_demand(state, charge, slice_.uncounted_units(), now_ms, size=charge.cost)
-        state.slice, self._held[state.quota] = slice_, state
+        state.slice, self.held[state.quota] = slice_, state
         slice_.is_under_way = True
         taken = StoreRequest("enforce", (replace(charge, cost=units),))
         on_refill = partial(self._on_refill, state, slice_, units, incarnation, now_ms)
@@ -206,12 +206,12 @@ class TokenSlices:
     def _sweep(self) -> None:
         now_ms, self._sweeping = self._clock.monotonic_ms(), None
         self._drop_stale_slices()
-        for quota, state in list(self._held.items()):
+        for quota, state in list(self.held.items()):
             slice_ = state.slice
             if slice_ is None or (slice_.is_over(now_ms) and not self._return(state, slice_, now_ms)):
                 state.slice = None  # one sweep later: a request may have been under way while it was returned
-                del self._held[quota]
-        if self._held:
+                del self.held[quota]
+        if self.held:
             self._schedule_sweep()
 
 

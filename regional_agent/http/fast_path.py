@@ -25,7 +25,6 @@ from regional_agent.admission.answers import Verdict
 from regional_agent.admission.check_cache import CheckCache
 from regional_agent.admission.engine import Admission
 from regional_agent.admission.plan import CheckPlan
-from regional_agent.admission.rules.generational_cache import GenerationalCache
 from regional_agent.http.batch import PendingBatch, authorize, decode_check, plan_or_refusal
 from regional_agent.http.callers import CallerRules
 from regional_agent.http.schemas import BatchItems, HttpAnswer, check_response
@@ -103,7 +102,7 @@ class FastPath:
         self.metrics = metrics
         self._max_body_bytes = max_body_bytes
         self._callers = callers
-        self._heads: GenerationalCache[bytes, Head] = GenerationalCache(MAX_HEADS)
+        self._heads: dict[bytes, Head] = {}
         self._plans: CheckCache[bytes] = CheckCache(admission)
         self._default_headers: list[tuple[bytes, bytes]] = []
         self._response_heads: dict[tuple[int, str], bytes] = {}
@@ -115,7 +114,9 @@ class FastPath:
         if head is None:
             head = self._parse_head(raw)
             if head.request_id is None and len(raw) <= MAX_CACHED_BYTES:  # one with an id of its own does not repeat
-                self._heads.put(raw, head)
+                if len(self._heads) >= MAX_HEADS:
+                    self._heads.clear()
+                self._heads[raw] = head
         return head
 
     def _parse_head(self, raw: bytes) -> Head:
@@ -274,7 +275,13 @@ class FastProtocol(BoundedProtocol):
 
         An incomplete head is awaited, within its bound and unless it is malformed already: uvicorn refuses that.
         """
-        if not (self._is_free() and data.startswith(REQUEST_PREFIX[: len(data)])):
+        is_free = (  # uvicorn has no request that must be answered, or read to its end, first
+            self._between_messages
+            and (self.cycle is None or self.cycle.response_complete)
+            and not self._refused
+            and self._linger is None
+        )
+        if not (is_free and data.startswith(REQUEST_PREFIX[: len(data)])):
             return NOT_PLAIN, 0
         found = data.find(END_OF_HEAD)
         if found < 0:
@@ -282,15 +289,6 @@ class FastProtocol(BoundedProtocol):
             return (INCOMPLETE, len(data)) if may_complete else (NOT_PLAIN, 0)
         end = found + len(END_OF_HEAD)
         return (self.fast_path.head(data[:end]), end) if end <= self.max_header_bytes else (NOT_PLAIN, 0)
-
-    def _is_free(self) -> bool:
-        """Return whether uvicorn has no request that must be answered, or read to its end, first."""
-        return (
-            self._between_messages
-            and (self.cycle is None or self.cycle.response_complete)
-            and not self._refused
-            and self._linger is None
-        )
 
     def _hand_on(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -371,7 +369,8 @@ class FastProtocol(BoundedProtocol):
         self._answered_at_s = self.loop.time()
         if self.timeout_keep_alive_task is None:
             self._close_when_idle(self.timeout_keep_alive)
-        self._resume()
+        if self._unread:
+            self._resume()
 
     def _resume(self) -> None:
         """Parse what arrived behind the request, unless the loop in `_parse` does."""

@@ -82,7 +82,7 @@ def headers_of(policies: Sequence[PolicyAnswer], windows: Sequence[Window]) -> d
         "RateLimit": ", ".join(left),
         "X-RateLimit-Limit": str(tightest.limit),
         "X-RateLimit-Remaining": str(tightest.remaining),
-        "X-RateLimit-Reset": str(_seconds(tightest.reset_ms)),
+        "X-RateLimit-Reset": str(-(-tightest.reset_ms // 1000)),
     }
 
 
@@ -95,7 +95,7 @@ def _time_parameter(answer: PolicyAnswer, window: Window) -> str:
     missing = answer.limit - answer.remaining
     if window.refills and missing > 1:
         return f";t={_seconds(-(-answer.reset_ms // missing))}"
-    return f";t={_seconds(answer.reset_ms)}"
+    return f";t={-(-answer.reset_ms // 1000)}"
 
 
 def _window_parameter(answer: PolicyAnswer, window: Window) -> str:

@@ -29,6 +29,7 @@ class CheckBatcher:
         self._incarnation: StoreIncarnation | None = None
         self._runs: list[Run] = []
         self._size = 0  # requests of all runs
+        self.newest: Run | None = None  # which was queued last, and has not been sent
 
     @property
     def room(self) -> int:
@@ -44,20 +45,16 @@ class CheckBatcher:
             asyncio.get_running_loop().call_soon(self._send)
         self._runs.append(run)
         self._size += run.times
+        self.newest = run
 
-    def extend(self, run: Run, times: int) -> int:
-        """Decide the run that was queued last more often. Return how often: 0 if it is not the last, or has been sent.
-
-        The caller adds that number to the run's own.
-        """
-        if not self._runs or self._runs[-1] is not run:
-            return 0
+    def extend(self, times: int) -> int:
+        """Decide the newest run more often, as far as its call has room. Return how often, which its owner counts."""
         fitting = min(times, MAX_REQUESTS - self._size)
         self._size += fitting
         return fitting
 
     def _send(self) -> None:
-        runs, self._runs, self._size = self._runs, [], 0
+        runs, self._runs, self._size, self.newest = self._runs, [], 0, None
         if not runs or self._incarnation is None:
             return
         if self._breaker.allows_calls():

@@ -61,9 +61,9 @@ class StoreCircuitBreaker:
     def record_reply(self, reply: Reply | Exception) -> None:
         """Count the outcome of a call."""
         self.calls += 1
-        if is_store_failure(reply):
+        if isinstance(reply, Exception) and is_store_failure(reply):
             self._record_failure(str(reply))
-        else:
+        elif self._breaker.failures_in_a_row or self._degraded_at_ms is not None:
             self.record_success()
 
     def record_success(self) -> None:

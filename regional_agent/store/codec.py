@@ -42,7 +42,9 @@ def encode_call(fence: bytes, incarnation: StoreIncarnation, runs: Sequence[Run]
             arguments += (request.mode, run.times, len(request.charges), operation.body, operation.remembered_ms)
         if hold is not None:
             arguments += (str(hold.id), hold.id.name, hold.ttl_ms)
-        encoded = request.script_args(incarnation)
+        encoded = request.encoded
+        if encoded is None or encoded.incarnation is not incarnation:
+            encoded = request.script_args(incarnation)
         names += encoded.names
         arguments += encoded.arguments
     return names, arguments

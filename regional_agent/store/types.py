@@ -160,18 +160,15 @@ class StoreRequest(Struct, eq=False, gc=False):
     encoded: EncodedCharges | None = None  # what `script_args` made last: a request that is repeated is encoded once
 
     def script_args(self, incarnation: StoreIncarnation) -> EncodedCharges:
-        """Return the keys and arguments that the algorithms of its charges read."""
-        encoded = self.encoded
-        if encoded is None or encoded.incarnation is not incarnation:
-            names: tuple[bytes, ...] = ()
-            arguments: tuple[Argument, ...] = ()
-            for charge in self.charges:
-                charge_names, charge_arguments = charge.script_args(incarnation)
-                names += charge_names
-                arguments += charge_arguments
-            encoded = EncodedCharges(incarnation, names, arguments)
-            self.encoded = encoded
-        return encoded
+        """Make, keep and return the keys and arguments that the algorithms of its charges read."""
+        names: tuple[bytes, ...] = ()
+        arguments: tuple[Argument, ...] = ()
+        for charge in self.charges:
+            charge_names, charge_arguments = charge.script_args(incarnation)
+            names += charge_names
+            arguments += charge_arguments
+        self.encoded = EncodedCharges(incarnation, names, arguments)
+        return self.encoded
 
     @property
     def is_repeatable(self) -> bool:

@@ -1,6 +1,8 @@
 """The records of quota keys are bounded, and those that something depends on are kept."""
 
 import gc
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from protocol.check import Check, Subject
 from protocol.limits.document import LimitsDocument, PolicyBundle
 from protocol.limits.rates import Rate
+from regional_agent.admission.check_cache import CheckCache
 from regional_agent.admission.key_states import KeyStates
 from regional_agent.admission.pending_check import PendingCheck
 from regional_agent.admission.plan import CheckPlan, plan_request
@@ -77,12 +80,16 @@ def test_a_forgotten_record_makes_plans_of_it_outdated(states: KeyStates) -> Non
     def plan(tenant: str) -> CheckPlan:
         return plan_request(policies, Check(subject=Subject(tenant=tenant)), {"tenant": tenant}, 100)
 
+    holder: Any = SimpleNamespace(policies=policies)
+    cache: CheckCache[str] = CheckCache(holder)
     first = plan("0")
-    assert first.is_current
+    assert cache.find("0") is None
+    cache.keep("0", first)
+    assert cache.find("0") is first
     assert plan("0").policy_charges[0].state is first.policy_charges[0].state
     for number in range(1, MOST + 1):
         plan(str(number))
-    assert not first.is_current
+    assert cache.find("0") is None
     assert plan("0").policy_charges[0].state is not first.policy_charges[0].state
 
 
