@@ -70,7 +70,7 @@ class Walk:
         return {file for file, _ in self.functions}
 
 
-async def nothing_is_handed_on(*_: Any) -> None:
+async def nothing_is_handed_on(_scope: Any, _receive: Any, _send: Any) -> None:
     raise AssertionError("the fast path answers this request")
 
 
@@ -80,7 +80,7 @@ def opened(agent: Agent) -> FastProtocol:
         agent.admission, HttpMetrics(agent.metrics.registry), max_body_bytes=1_000, callers=CallerRules(settings)
     )
     protocol: Any = bounded_protocol(16_384, ConnectionLimits(), fast_protocol(path))
-    config = Config(nothing_is_handed_on, http=protocol, log_config=None)  # type: ignore[arg-type]
+    config = Config(nothing_is_handed_on, http=protocol, log_config=None)
     config.load()
     connection: FastProtocol = protocol(config=config, server_state=ServerState(), app_state={})
     return connection
