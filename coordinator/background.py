@@ -4,6 +4,8 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 
 from coordinator.access.idempotency_records import delete_expired
+from coordinator.archives.job import ARCHIVES_WAITING, archive_periods
+from coordinator.archives.store import open_store
 from coordinator.database.connection import Connection
 from coordinator.database.engine import Database
 from coordinator.exchange.expire_leases import LEASES_EXPIRED, expire_leases
@@ -25,12 +27,13 @@ from coordinator.webhooks.delivery import deliver_webhooks
 from protocol.clock import Clock
 
 HOUR_S = 3600
+ARCHIVE_AT_MOST_S = 12 * HOUR_S  # an attempt that is cancelled begins again
 
 
 def background_jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
     grace, hold_wait = (timedelta(milliseconds=ms) for ms in (settings.close_grace_ms, settings.close_hold_wait_ms))
     addresses = addresses_of(settings.database_url.get_secret_value(), settings.installation)
-    documents = Documents()
+    documents, archives = Documents(), open_store(settings.archive)
 
     def once(operation: Callable[[Connection, datetime], Awaitable[object]]) -> Callable[[Database], Awaitable[object]]:
         """Run the operation in one transaction."""
@@ -45,7 +48,13 @@ def background_jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
     def deliver(database: Database) -> Awaitable[int]:
         return deliver_webhooks(database, clock, addresses)
 
+    def archive(database: Database) -> Awaitable[None]:
+        assert archives is not None
+        return archive_periods(database, archives, clock)
+
+    archiving = [Job("archive_periods", 5, archive, ARCHIVE_AT_MOST_S, ARCHIVES_WAITING)] if archives else []
     return [
+        *archiving,
         Job("expire_leases", settings.expire_every_ms / 1000, once(expire_leases), has_work=LEASES_EXPIRED),
         Job("recall_suspense", 30, once(recall_suspense)),
         Job("close_periods", 5, close_periods, at_most_s=600, has_work=PERIODS_CLOSING),

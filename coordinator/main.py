@@ -8,6 +8,7 @@ import uvloop
 from fastapi import FastAPI, Request, Response
 
 from coordinator.adjustments import routes as adjustments_routes
+from coordinator.archives import routes as archives_routes
 from coordinator.background import background_jobs
 from coordinator.blocks import routes as blocks_routes
 from coordinator.clock import ComparedClock
@@ -59,6 +60,7 @@ ROUTERS = (
     usage_routes.router,
     statement_routes.router,
     exports_routes.router,
+    archives_routes.router,
     installation_routes.router,
     proof_routes.router,
     suspense_routes.router,

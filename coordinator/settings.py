@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PostgresDsn, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from coordinator.archives.store import is_location
 from protocol.messages import MAX_LANES
 from protocol.units import MAX_UNITS
 from web.connections import MAX_CONNECTIONS
@@ -151,9 +152,26 @@ class CoordinatorSettings(Settings):
             "per second or more."
         ),
     )
+    archive: str = Field(
+        default="",
+        max_length=1000,
+        examples=["s3://ledger-archive/production?region=eu-central-1"],
+        description=(
+            "Where archived periods are written and read: the path of a directory that all coordinators share, or "
+            "`s3://BUCKET/PREFIX` with the options `region`, `endpoint_override` and `scheme`. Keys come from the "
+            "variables `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, or from the machine's role."
+        ),
+    )
     log_level: Annotated[LogLevel, Field(examples=["info"], description="`debug`, `info`, `warning` or `error`.")] = (
         "info"
     )
+
+    @field_validator("archive")
+    @classmethod
+    def _is_location(cls, value: str) -> str:
+        if value and not is_location(value):
+            raise ValueError("it must be an absolute path, or s3://BUCKET/PREFIX without a key")
+        return value
 
     @field_validator("database_url")
     @classmethod

@@ -8,6 +8,7 @@ from fastapi import Depends, Request
 
 from coordinator.access.authenticate import Caller, authenticate
 from coordinator.access.callers import Callers
+from coordinator.archives.store import ArchiveStore, open_store
 from coordinator.database.engine import Database
 from coordinator.exchange.batcher import ExchangeBatcher
 from coordinator.exchange.budgets import Budgets
@@ -36,12 +37,14 @@ class Coordinator:
     metrics: CoordinatorMetrics
     health: CoordinatorHealth
     documents: Documents = field(default_factory=Documents)
+    archives: ArchiveStore | None = field(init=False)
     batcher: ExchangeBatcher = field(init=False)
     callers: Callers = field(init=False)
     refusals: Refusals = field(init=False)
     budgets: Budgets = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "archives", open_store(self.settings.archive))
         object.__setattr__(self, "batcher", ExchangeBatcher(self._apply))
         object.__setattr__(self, "callers", Callers(self._look_up))
         refusals = Refusals(self.metrics.refused_items, lambda: self.clock.monotonic_ms() / 1000)

@@ -46,6 +46,8 @@ PRIVILEGES: Mapping[str, str] = {
     "verification": "SELECT, INSERT",
     "export": "SELECT, INSERT",
     "export_part": "SELECT, INSERT, DELETE",
+    "archive": "SELECT, INSERT",  # what is recorded of a complete one is written by a function, as the owner
+    "archived_sum": "SELECT",
     # suspense
     "resolution": "SELECT, INSERT",
     "adjustment": "SELECT, INSERT",
@@ -89,6 +91,7 @@ CHANGES: Mapping[str, str] = {
     "verification": "finished_at result",
     "export": """finished_at last_transfer rows bytes sha256 resume_points attempt rows_expected requesters cancelled_at
         expires_at""",
+    "archive": "attempt rows bytes failure requested_by requested_at",
     "correction": """suspense_carried_in correction suspense_carried suspense_carried_out estimated consumed written_off
         replaced recovered overage_used region_consumed region_returned quarantined""",
     "resolution": "id kind suspense charged seq reason proposed_by proposed_at approved_by approved_at",
@@ -105,6 +108,8 @@ CHANGES: Mapping[str, str] = {
     "rebalance": "state ended_at returned reason",
     "rebalance_move": "returned regranted reason ended_at",
 }
+# The functions that run as the owner of the schema. Triggers need no privilege.
+FUNCTIONS = ("archive_transfers",)
 
 
 class RoleMissing(Exception):
@@ -146,6 +151,7 @@ async def _grant_statements(connection: Connection) -> list[str]:
     schema = await connection.fetchval("SELECT quote_ident(current_schema())")
     there = {(row["relname"], row["attname"]) for row in await connection.fetch(_COLUMNS)}
     tables = {table for table, _ in there}
+    functions = [row["proname"] for row in await connection.fetch(_FUNCTIONS, FUNCTIONS)]
     changes = {
         table: [column for column in columns.split() if (table, column) in there] for table, columns in CHANGES.items()
     }
@@ -158,6 +164,7 @@ async def _grant_statements(connection: Connection) -> list[str]:
             for table, columns in changes.items()
             if columns
         ),
+        *(f"GRANT EXECUTE ON FUNCTION {schema}.{name} TO {COORDINATOR}" for name in functions),
     ]
 
 
@@ -181,4 +188,7 @@ _EXISTS = "SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)"
 _COLUMNS = """
 SELECT relname, attname FROM pg_class LEFT JOIN pg_attribute ON attrelid = pg_class.oid AND attnum > 0
 WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p')
+"""
+_FUNCTIONS = """
+SELECT proname FROM pg_proc WHERE pronamespace = current_schema()::regnamespace AND proname = ANY ($1::text[])
 """

@@ -855,6 +855,99 @@ CREATE TABLE export_part (
 ALTER TABLE export_part ALTER COLUMN body SET STORAGE EXTERNAL;
 
 
+-- === Archives ========================================================================================================
+
+-- Closed periods whose lines are in files, or are being written there.
+CREATE TABLE archive (
+    period          text PRIMARY KEY REFERENCES period,
+    requested_by    uuid NOT NULL,                  -- the token
+    requested_at    timestamptz NOT NULL,
+    -- Progress. Each attempt writes into a folder of its own.
+    attempt         integer NOT NULL DEFAULT 0,
+    rows            bigint NOT NULL DEFAULT 0,
+    bytes           bigint NOT NULL DEFAULT 0,
+    failure         text,                           -- why it ended without an archive, until it is requested again
+    -- The record of a complete archive. Only archive_transfers() writes it.
+    location        text,
+    folder          text,                           -- of the archive, below the place where all of them are
+    manifest_sha256 bytea,
+    transfers       bigint,                         -- the number of transfers that left the database
+    first_position  bigint,
+    last_position   bigint,                         -- no report after it has lines in the period
+    last_transfer   bigint,
+    usage_sha256    bytea,                          -- over the period's rows of usage_hour and usage_day
+    archived_at     timestamptz,
+    CONSTRAINT archive_is_recorded_whole CHECK (num_nonnulls(location, folder, manifest_sha256, transfers,
+        first_position, last_position, last_transfer, usage_sha256, archived_at) IN (0, 9))
+);
+CREATE TRIGGER archive_stands_once_recorded BEFORE UPDATE OR DELETE ON archive
+    FOR EACH ROW WHEN (OLD.archived_at IS NOT NULL) EXECUTE FUNCTION refuse_change();
+CREATE TRIGGER archive_is_never_truncated BEFORE TRUNCATE ON archive
+    FOR EACH STATEMENT EXECUTE FUNCTION refuse_change();
+
+-- The sums of the transfers that left the database, in the terms of a reconciliation.
+CREATE TABLE archived_sum (
+    period        text NOT NULL REFERENCES period,
+    charge_period text NOT NULL,
+    quota         text NOT NULL,
+    epoch         bigint NOT NULL,
+    lane          integer NOT NULL,
+    src           text NOT NULL,
+    dst           text NOT NULL,
+    cause         text NOT NULL,
+    units         numeric NOT NULL CONSTRAINT archived_sum_units_are_positive CHECK (units > 0),
+    transfers     bigint NOT NULL CONSTRAINT archived_sum_has_transfers CHECK (transfers > 0),
+    PRIMARY KEY (period, quota, epoch, lane, charge_period, src, dst, cause)
+);
+CREATE TRIGGER archived_sum_is_append_only BEFORE UPDATE OR DELETE ON archived_sum
+    FOR EACH STATEMENT EXECUTE FUNCTION refuse_change();
+CREATE TRIGGER archived_sum_is_never_truncated BEFORE TRUNCATE ON archived_sum
+    FOR EACH STATEMENT EXECUTE FUNCTION refuse_change();
+
+-- Remove the transfers of reports of a closed period from its partition, and record their archive (docs/adr/0078).
+-- Movements stay, because seals hash them one by one. Whatever reads transfers and archives together holds `archive`
+-- meanwhile. Sums come first: they take long, and no lock yet.
+CREATE FUNCTION archive_transfers(recorded archive) RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    partition text := 'transfer_' || recorded.period;
+BEGIN
+    IF NOT EXISTS (SELECT FROM period WHERE id = recorded.period AND state = 'closed') THEN
+        RAISE EXCEPTION 'period % is not closed: its transfers stay', recorded.period;
+    END IF;
+    INSERT INTO archived_sum (period, charge_period, quota, epoch, lane, src, dst, cause, units, transfers)
+        SELECT period, charge_period, quota, epoch, lane, src, dst, cause, sum(units), count(*) FROM transfer
+        WHERE period = recorded.period AND seq IS NOT NULL GROUP BY 1, 2, 3, 4, 5, 6, 7, 8;
+    IF (SELECT coalesce(sum(transfers), 0) FROM archived_sum WHERE period = recorded.period) <> recorded.transfers THEN
+        RAISE EXCEPTION 'the archive of period % has another number of transfers: they stay', recorded.period;
+    END IF;
+    IF (SELECT max(id) FROM transfer WHERE period = recorded.period) > (SELECT max(transfer) FROM seal) THEN
+        RAISE EXCEPTION 'period % is not sealed: its transfers stay', recorded.period;
+    END IF;
+    LOCK TABLE archive IN ACCESS EXCLUSIVE MODE;
+    IF EXISTS (SELECT FROM export WHERE period = recorded.period AND finished_at IS NULL AND cancelled_at IS NULL) THEN
+        RAISE EXCEPTION 'an export of period % is being made: its transfers stay', recorded.period;
+    END IF;
+    UPDATE archive SET location = recorded.location, folder = recorded.folder, transfers = recorded.transfers,
+        manifest_sha256 = recorded.manifest_sha256, first_position = recorded.first_position,
+        last_position = recorded.last_position, last_transfer = recorded.last_transfer,
+        usage_sha256 = recorded.usage_sha256, archived_at = recorded.archived_at
+        WHERE period = recorded.period AND attempt = recorded.attempt AND archived_at IS NULL;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'attempt % to archive period % has ended: its transfers stay', recorded.attempt, recorded.period;
+    END IF;
+    EXECUTE format('CREATE TEMPORARY TABLE movement_to_keep ON COMMIT DROP AS SELECT * FROM %I WHERE seq IS NULL',
+        partition);
+    EXECUTE format('ALTER TABLE %I DISABLE TRIGGER USER', partition);
+    EXECUTE format('TRUNCATE %I', partition);
+    EXECUTE format('INSERT INTO %I OVERRIDING SYSTEM VALUE SELECT * FROM pg_temp.movement_to_keep', partition);
+    EXECUTE format('ALTER TABLE %I ENABLE TRIGGER USER', partition);
+END $$;
+DO $$ BEGIN
+    EXECUTE format('ALTER FUNCTION archive_transfers SET search_path = pg_catalog, %I, pg_temp', current_schema());
+END $$;
+REVOKE EXECUTE ON FUNCTION archive_transfers FROM PUBLIC;
+
+
 -- === Webhooks ========================================================================================================
 
 CREATE TABLE webhook (

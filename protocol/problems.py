@@ -57,6 +57,14 @@ PROBLEMS: dict[str, ProblemKind] = {
         409, "Export not ready", "The export is still being made, or nothing is sealed yet. Retry later."
     ),
     "export-gone": ProblemKind(410, "Export gone", "The export was cancelled or has expired. Request a new one."),
+    "period-not-archivable": ProblemKind(
+        409, "Period cannot be archived", "`missing` lists what has to be resolved first. Nothing was changed."
+    ),
+    "archived": ProblemKind(
+        410,
+        "Archived",
+        "The lines of `period` are in an archive that this coordinator cannot read. `location` says where it is.",
+    ),
     "hold-not-extended": ProblemKind(
         409,
         "Hold cannot be extended now",

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    Numeric,
     PrimaryKeyConstraint,
     Table,
     Text,
@@ -497,6 +498,42 @@ export_part = Table(
     Column("export", UUID, ForeignKey("export.id"), primary_key=True),
     Column("starts_at", BigInteger, primary_key=True),
     required("body", LargeBinary),
+)
+
+# --- Archives ---------------------------------------------------------------------------------------------------------
+
+# Closed periods whose lines are in files, or are being written there.
+archive = Table(
+    "archive",
+    metadata,
+    Column("period", Text, ForeignKey("period.id"), primary_key=True),
+    required("requested_by", UUID),
+    required("requested_at", Timestamp),
+    required("attempt", Integer, server_default=text("0")),
+    *units("rows bytes"),
+    Column("failure", Text),
+    Column("location", Text),
+    Column("folder", Text),
+    Column("manifest_sha256", LargeBinary),
+    *(Column(name, BigInteger) for name in ("transfers", "first_position", "last_position", "last_transfer")),
+    Column("usage_sha256", LargeBinary),
+    Column("archived_at", Timestamp),
+)
+# The sums of the transfers that left the database.
+archived_sum = Table(
+    "archived_sum",
+    metadata,
+    required("period", Text, ForeignKey("period.id")),
+    required("charge_period", Text),
+    required("quota", Text),
+    required("epoch", BigInteger),
+    required("lane", Integer),
+    required("src", Text),
+    required("dst", Text),
+    required("cause", Text),
+    required("units", Numeric),
+    required("transfers", BigInteger),
+    PrimaryKeyConstraint("period", "quota", "epoch", "lane", "charge_period", "src", "dst", "cause"),
 )
 
 # --- Webhooks ---------------------------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import BigInteger, ColumnElement, Text, and_, func, or_, select
 
+from coordinator.archives.refusal import Archived
+from coordinator.archives.statements import hold_archives, read_archive
 from coordinator.database.compiled import CompiledStatement, compiled, constant, json_text, parameter
 from coordinator.database.connection import Connection
 from coordinator.database.engine import Database
@@ -76,6 +78,9 @@ class NoExport(StrEnum):
     NOT_SEALED = "nothing is sealed yet: ask again in a minute"
 
 
+IS_THE_EXPORT = "its file `transfers.parquet` has every line."
+
+
 class ExportRequest(NamedTuple):
     period: str
     tenant: str | None
@@ -84,10 +89,13 @@ class ExportRequest(NamedTuple):
 
 async def ask_export(
     connection: Connection, export_id: UUID, request: ExportRequest, token_id: UUID, now: datetime
-) -> Export | NoExport:
+) -> Export | NoExport | Archived:
     """Request an export. Safe to repeat by its id. If the same export exists or is being made, return that one."""
+    await hold_archives(connection)
     if not await connection.fetchval("SELECT EXISTS (SELECT FROM period WHERE id = $1)", request.period):
         return NoExport.NO_PERIOD
+    if archive := await read_archive(connection, request.period):
+        return Archived(archive, IS_THE_EXPORT)
     await connection.execute(_ONE_AT_A_TIME)
     seal = await connection.fetchrow("SELECT number, transfer FROM seal ORDER BY number DESC LIMIT 1")
     if seal is None:
@@ -197,6 +205,12 @@ async def _read(
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
+
+
+async def lines_archived(connection: Connection, export: Export) -> Archived | None:
+    """Return the archive that has the lines of an export, which would be read again. A Parquet file is kept whole."""
+    archive = None if export.format is ExportFormat.PARQUET else await read_archive(connection, export.period)
+    return archive and Archived(archive, IS_THE_EXPORT)
 
 
 def read_from(database: Database, export: Export, start: int) -> AsyncIterator[bytes]:

@@ -13,8 +13,17 @@ from pydantic import Field
 from coordinator.access.auth import RequireScope
 from coordinator.access.authenticate import Caller
 from coordinator.access.idempotency import IdempotentRoute, id_for
+from coordinator.archives.refusal import Archived, archived_problem
 from coordinator.exports import requests
-from coordinator.exports.requests import Export, ExportRequest, NoExport, ask_export, read_export, read_from
+from coordinator.exports.requests import (
+    Export,
+    ExportRequest,
+    NoExport,
+    ask_export,
+    lines_archived,
+    read_export,
+    read_from,
+)
 from coordinator.exports.rules import ExportFormat, can_be_written
 from coordinator.http.conditions import IfNoneMatch
 from coordinator.http.parameters import Text, path_id
@@ -49,7 +58,9 @@ class ExportBody(BodyModel):
 
 @router.post(
     "/v1/exports",
-    **described(answers={202: Export, 404: None, 409: None}, headers={202: ["Location"], 409: ["Retry-After"]}),
+    **described(
+        answers={202: Export, 404: None, 409: None, 410: None}, headers={202: ["Location"], 409: ["Retry-After"]}
+    ),
 )
 async def create_export(request: Request, coordinator: CoordinatorDep, caller: Reader, body: ExportBody) -> Response:
     """Request a file of every usage line of a period, up to the newest seal.
@@ -61,6 +72,8 @@ async def create_export(request: Request, coordinator: CoordinatorDep, caller: R
     wanted, now = ExportRequest(body.period, body.tenant, body.format), coordinator.clock.now()
     export_id = id_for(request, caller)
     found = await coordinator.database.run(lambda c: ask_export(c, export_id, wanted, caller.token_id, now))
+    if isinstance(found, Archived):
+        raise archived_problem(found)
     if isinstance(found, NoExport):
         kind = "not-found" if found is NoExport.NO_PERIOD else "export-not-ready"
         raise Problem(kind, found, headers={} if found is NoExport.NO_PERIOD else {"Retry-After": "60"})
@@ -108,6 +121,8 @@ async def download_export(
         raise Problem("export-gone", f"The export {ended}. Request a new one.")
     if found.finished_at is None:
         raise Problem("export-not-ready", "The export is not finished. Try again later.", headers={"Retry-After": "1"})
+    if archived := await coordinator.database.read(lambda c: lines_archived(c, found)):
+        raise archived_problem(archived)
     headers = {
         "ETag": f'"{found.sha256}"',
         "Cache-Control": "private, max-age=31536000, immutable",

@@ -69,16 +69,16 @@ def can_be_written(format_: ExportFormat) -> bool:
 class ParquetFile:
     """A file that is written row group by row group. Finished bytes are taken away at once, to bound the memory."""
 
-    def __init__(self, facts: Mapping[str, str], row_group: int) -> None:
-        """Begin a file. `facts` are written into its metadata."""
+    def __init__(self, facts: Mapping[str, str], row_group: int, columns: type[tuple[Any, ...]] = ExportRow) -> None:
+        """Begin a file. `facts` are written into its metadata, and `columns` is the NamedTuple of a row."""
         self._row_group = row_group
         self._arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-        self._schema = _schema(self._arrow, facts)
+        self._schema = _schema(self._arrow, facts, columns)
         self._done = _Done()
         self._writer = parquet.ParquetWriter(self._done, self._schema, compression="zstd")
         self._batches: list[Any] = []
 
-    def add(self, rows: Sequence[ExportRow]) -> bytes:
+    def add(self, rows: Sequence[tuple[Any, ...]]) -> bytes:
         """Add rows. Return the bytes that were finished."""
         columns = zip(*rows, strict=True)
         arrays = [self._arrow.array(each, field.type) for each, field in zip(columns, self._schema, strict=False)]
@@ -102,15 +102,16 @@ class ParquetFile:
         self._batches = []
 
 
-def _schema(arrow: Any, facts: Mapping[str, str]) -> Any:
+def _schema(arrow: Any, facts: Mapping[str, str], columns: type[tuple[Any, ...]]) -> Any:
     """Return the schema: numbers and times as such, texts by dictionary, since most of them repeat."""
     types = {
         int: arrow.int64(),
+        bytes: arrow.binary(),
         datetime: arrow.timestamp("us", tz="UTC"),
         str: arrow.dictionary(arrow.int32(), arrow.string()),
     }
     fields = []
-    for name, hint in get_type_hints(ExportRow).items():
+    for name, hint in get_type_hints(columns).items():
         kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
         fields.append(arrow.field(name, types[kinds[0]], nullable=type(None) in kinds))
     return arrow.schema(fields, metadata={f"leasehold.{name}": value for name, value in facts.items()})

@@ -87,6 +87,20 @@ COVERAGE: Mapping[str, Proven | NotProven] = {
             "loss_is_assumed": "it says whether returns count; those that were booked are transfers",
         },
     ),
+    "archive": Proven(
+        (ProvenBy.AUDIT,),
+        {
+            "requested_by": "the entry of the audit names who requested it",
+            "requested_at": "progress of the work",
+            "attempt": "progress of the work",
+            "rows": "progress of the work",
+            "bytes": "progress of the work",
+            "failure": "progress of the work",
+        },
+    ),
+    "archived_sum": Proven(
+        (ProvenBy.CHAINS, ProvenBy.TRANSFERS), {"cause": "the archive has it: sums are compared by their accounts"}
+    ),
     "alembic_version": NotProven("it names the schema; the guards of that schema are compared"),
     "region": NotProven("weight and status steer grants; each change is in the audit"),
     "quarantine": NotProven("what was not booked, kept for people; what they decide is proven"),

@@ -5,22 +5,26 @@ report entries of that seal; and all seals from the first of these to the last, 
 Movements without a report are entries of their seal. docs/guides/auditing.md has the few lines of code that check it.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from sqlalchemy import BigInteger, Integer, select
 
+from coordinator.archives.lines import lines_of_reports
+from coordinator.archives.refusal import Archived
+from coordinator.archives.statements import hold_archives, read_archives_of
+from coordinator.archives.store import ArchiveStore, ArchiveUnreadable
 from coordinator.database.compiled import compiled, parameter
 from coordinator.database.connection import Connection
 from coordinator.database.tables import transfer
 from coordinator.http.pagination import PageLinks
 from coordinator.proof.rules import TransferRow, billed_row, genesis_head, microseconds, plain
 from coordinator.proof.seal import movement_entries, report_entries, seal_of
-from coordinator.usage.read_statement import LineSource, NoStatement, read_sources
+from coordinator.usage.read_statement import UNREAD, LineSource, NoStatement, read_sources
 from coordinator.usage.rules.statement import LineKind, StatementId
 
 MOST_SEALS = 20_000  # two weeks, with one seal a minute
@@ -99,26 +103,33 @@ class NoSuchSeal(NamedTuple):
 
 async def read_proof(
     connection: Connection,
+    store: ArchiveStore | None,
     of: StatementId,
     n: int,
     as_of: int | datetime | None,
     after: str,
     count: int,
     last_seal: int | None,
-) -> ProofPart | NoStatement | TooManySeals | BillsNothing | NoSuchSeal | None:
+) -> ProofPart | NoStatement | Archived | TooManySeals | BillsNothing | NoSuchSeal | None:
     """Prove the next `count` reports of a line, with all seals up to `last_seal`; None if there is no such line."""
+    await hold_archives(connection)
     if last_seal is not None and (missing := await _without_seal(connection, last_seal)):
         return missing
-    found = await read_sources(connection, of, n, as_of, after, count + 1)
-    if found is None or isinstance(found, NoStatement):
+    found = await read_sources(connection, store, of, n, as_of, after, count + 1)
+    if found is None or isinstance(found, NoStatement | Archived):
         return found
     line, adjustment = found.line, found.line.adjustment
     if adjustment and not line.units:
         return BillsNothing(adjustment.path)
     sources, numbers = found.sources[:count], found.numbers
     movements = [int(number.partition(".")[2]) for number in numbers[:count] if number.startswith("1.")]
+    positions = [source.position for source in sources if source.position is not None]
     reports = [await _report(connection, source) for source in sources if source.seq is not None]
-    positions = [report.position for report in reports]
+    if lacking := await _lacking(connection, reports):
+        lines = await _archived_lines(connection, store, lacking)
+        if isinstance(lines, Archived):
+            return lines
+        reports = [structs.replace(report, billed=lines.get(report.position, report.billed)) for report in reports]
     rows = await connection.fetch(_SEALS, positions, movements, last_seal)
     if len(rows) > MOST_SEALS:
         return TooManySeals(len(rows))
@@ -135,9 +146,31 @@ async def _without_seal(connection: Connection, number: int) -> NoSuchSeal | Non
     return None if 1 <= number <= newest else NoSuchSeal(f"they are numbered from 1 to {newest}")
 
 
+async def _lacking(connection: Connection, reports: Sequence[ProvenReport]) -> list[int]:
+    """Return the positions of reports whose transfers are not all in the database."""
+    there = {report.position: len(report.billed) for report in reports}
+    rows = await connection.fetch(_LINES, [*there])
+    return [row["position"] for row in rows if there[row["position"]] < row["lines"]]
+
+
+async def _archived_lines(
+    connection: Connection, store: ArchiveStore | None, positions: Sequence[int]
+) -> Mapping[int, list[list[Any]]] | Archived:
+    """Return all lines of reports that have some in archives. Each archive has its reports whole."""
+    found: dict[int, list[list[Any]]] = {}
+    for archive in await read_archives_of(connection, min(positions), max(positions)):
+        if store is None:
+            return Archived(archive, UNREAD)
+        try:
+            lines = await lines_of_reports(store, archive, positions)
+        except ArchiveUnreadable as error:
+            return Archived(archive, str(error))
+        found |= {position: [*map(billed_row, rows)] for position, rows in lines.items() if rows}
+    return found
+
+
 async def _report(connection: Connection, source: LineSource) -> ProvenReport:
-    place = source.epoch, source.lane, source.seq
-    row = await connection.fetchrow(_REPORT, *place)
+    row = await connection.fetchrow(_REPORT, source.epoch, source.lane, source.seq)
     assert row is not None
     assert source.epoch is not None
     assert source.lane is not None
@@ -188,6 +221,7 @@ FROM report JOIN region_epoch USING (epoch) LEFT JOIN report AS before
     ON (before.epoch, before.lane, before.seq) = (report.epoch, report.lane, report.seq - 1)
 WHERE report.epoch = $1 AND report.lane = $2 AND report.seq = $3
 """
+_LINES = "SELECT position, lines FROM report WHERE position = ANY ($1::bigint[])"
 _TRANSFERS = compiled(
     select(*(transfer.c[name] for name in TransferRow._fields))
     .where(

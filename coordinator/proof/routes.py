@@ -109,7 +109,7 @@ class ProofQuery(LineQuery):
     ] = DEFAULT_REPORTS
 
 
-@router.get("/v1/statements/{statement}/lines/{n}/proof", **described(answers={200: LineProof, 404: None}))
+@router.get("/v1/statements/{statement}/lines/{n}/proof", **described(answers={200: LineProof, 404: None, 410: None}))
 async def get_line_proof(
     coordinator: CoordinatorDep,
     _: Auditor,
@@ -123,7 +123,8 @@ async def get_line_proof(
     """
     page, after = query.line_page(statement, n)
     found = await coordinator.database.run(
-        lambda c: read_proof(c, statement, n, query.as_of, after, page.size, query.seal), snapshot=True
+        lambda c: read_proof(c, coordinator.archives, statement, n, query.as_of, after, page.size, query.seal),
+        snapshot=True,
     )
     if isinstance(found, TooManySeals):
         raise refused("page_size", "bound", f"These reports are {found.seals} seals apart. Ask for fewer.")

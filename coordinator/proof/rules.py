@@ -151,6 +151,7 @@ class FaultKind(StrEnum):
     ROLLUP_DIFFERS = "rollup_differs"  # a row of hourly or daily usage is not the sum of its transfers
     LEASE_CHANGED = "lease_changed"  # a lease or a correction names another region than its epoch
     POOL_CHANGED = "pool_changed"  # stored under another name, tenant or period than its own
+    ARCHIVE_CHANGED = "archive_changed"  # an archive, its file or its record is not as it was written
     GUARD_CHANGED = "guard_changed"  # a trigger, constraint or privilege is not as the migrations made it
 
 
@@ -169,10 +170,14 @@ class LedgerFault(Struct, frozen=True, omit_defaults=True):
 
 
 class Chain:
-    """The chain of one lane, computed from the lane's rows, which are given in the order of `seq`."""
+    """The chain of one lane, computed from the lane's rows, which are given in the order of `seq`.
 
-    def __init__(self, lane: LaneRow) -> None:
+    `archived` transfers of the lane are in archives. A report that lacks some of its transfers is one of those then.
+    """
+
+    def __init__(self, lane: LaneRow, archived: int = 0) -> None:
         self._lane = lane
+        self._archived = archived
         self._seq = 0
         self._head = genesis_head(lane.epoch, lane.lane)
         self._body_hash: bytes | None = None
@@ -190,24 +195,13 @@ class Chain:
         return self._fault_within(report, transfers)
 
     def _fault_within(self, report: ReportRow, transfers: Sequence[TransferRow]) -> LedgerFault | None:
-        if report.lines != len(transfers):
-            reason = f"it was booked with {counted(report.lines, 'transfer')}, and has {len(transfers)}"
-            return self._fault(FaultKind.LINES_DIFFER, report.seq, reason)
-        for row in transfers:
-            if row.region != self._lane.region or row.recorded_at != report.recorded_at:
-                reason = f"its line {row.line} names another region or another time than the report"
-                return self._fault(FaultKind.REPORT_CHANGED, report.seq, reason)
-        if self._hash(report, transfers) != report.head:
-            return self._fault(FaultKind.REPORT_CHANGED, report.seq, "it does not hash to its head")
+        missing = report.lines - len(transfers)
+        if missing > 0 and self._archived:
+            self._archived -= missing  # the archive proves the report: its head is believed here
+        elif fault := fault_of_report(self._head, self._lane.region, report, transfers):
+            return fault
         self._seq, self._head, self._body_hash = report.seq, report.head, report.body_hash
         return None
-
-    def _hash(self, report: ReportRow, transfers: Sequence[TransferRow]) -> bytes:
-        lane = self._lane
-        billed = [billed_row(row) for row in transfers]
-        return _hashed(
-            self._head, lane.region, lane.epoch, lane.lane, report.seq, report.body_hash, report.recorded_at, billed
-        )
 
     def fault_at_end(self) -> LedgerFault | None:
         if self._seq < self._lane.last_seq:
@@ -215,10 +209,33 @@ class Chain:
             return self._fault(FaultKind.REPORT_MISSING, self._seq + 1, reason)
         if (self._lane.head, self._lane.last_hash) != (self._head, self._body_hash):
             return self._fault(FaultKind.LANE_CHANGED, self._seq, "its head is not the last report's")
+        if self._archived:
+            reason = (
+                f"{counted(abs(self._archived), 'transfer')} {'more' if self._archived < 0 else 'fewer'} are missing"
+            )
+            return self._fault(FaultKind.LINES_DIFFER, self._seq, f"{reason} than archives have")
         return None
 
     def _fault(self, kind: FaultKind, seq: int, reason: str) -> LedgerFault:
         return LedgerFault(kind, reason, self._lane.epoch, self._lane.lane, seq)
+
+
+def fault_of_report(
+    previous: bytes, region: str, report: ReportRow, transfers: Sequence[TransferRow]
+) -> LedgerFault | None:
+    """Compare a report and all its transfers with its head, which hashes them onto the head before."""
+    place = report.epoch, report.lane, report.seq
+    if report.lines != len(transfers):
+        reason = f"it was booked with {counted(report.lines, 'transfer')}, and has {len(transfers)}"
+        return LedgerFault(FaultKind.LINES_DIFFER, reason, *place)
+    for row in transfers:
+        if row.region != region or row.recorded_at != report.recorded_at:
+            reason = f"its line {row.line} names another region or another time than the report"
+            return LedgerFault(FaultKind.REPORT_CHANGED, reason, *place)
+    billed = [billed_row(row) for row in transfers]
+    if _hashed(previous, region, *place, report.body_hash, report.recorded_at, billed) != report.head:
+        return LedgerFault(FaultKind.REPORT_CHANGED, "it does not hash to its head", *place)
+    return None
 
 
 def billed_row(row: TransferRow) -> list[object]:

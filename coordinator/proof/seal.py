@@ -34,8 +34,8 @@ async def seal(connection: Connection, now: datetime) -> Seal:
     """Make the next seal, in a transaction without earlier statements. Of two concurrent sealers one fails."""
     await _take_snapshot(connection)
     last = await connection.fetchrow(_LAST)
-    position, transfer, audit = await _ends(connection)
     since = (last["position"], last["transfer"], last["audit"]) if last else (0, 0, 0)
+    position, transfer, audit = await _ends(connection, since[1])
     reports = await _digest(report_entries(connection, since[0], position))
     movements = await _digest(movement_entries(connection, since[1], transfer))
     entries = await _digest(audit_entries(connection, since[2], audit))
@@ -63,11 +63,12 @@ async def _take_snapshot(connection: Connection) -> None:
     await connection.execute(_SNAPSHOT_BEHIND_THE_GATE)
 
 
-async def _ends(connection: Connection) -> tuple[int, int, int]:
+async def _ends(connection: Connection, sealed: int) -> tuple[int, int, int]:
     row = await connection.fetchrow(_ENDS)
     assert row is not None
-    # The last transfer of each period, since ids have no order across partitions: a few index look-ups.
-    transfer = await connection.fetchval(_LAST_TRANSFER)
+    # The last transfer of each period, since ids have no order across partitions: a few index look-ups. It may have
+    # left the database with an archive, and a seal never goes back.
+    transfer = max(sealed, await connection.fetchval(_LAST_TRANSFER))
     return row["position"], transfer, row["audit"]
 
 

@@ -5,7 +5,7 @@ of the periods, so its memory does not grow with the ledger. It ends at the firs
 forged link proves nothing.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ import asyncpg
 from msgspec import Struct
 from sqlalchemy import and_, func, select
 
+from coordinator.archives.statements import hold_archives, read_archives
 from coordinator.database.compiled import compiled
 from coordinator.database.connection import Connection
 from coordinator.database.tables import report, transfer
@@ -66,6 +67,7 @@ class _Counts:
 
 async def verify(connection: Connection, now: datetime, kept: Sequence[KeptSeal] = ()) -> Verification:
     """Verify the whole ledger. `kept` are seals that an auditor has kept elsewhere; they must exist unchanged."""
+    await hold_archives(connection)
     await connection.execute("SET LOCAL statement_timeout = 0")
     counts = _Counts()
     fault = (
@@ -77,7 +79,10 @@ async def verify(connection: Connection, now: datetime, kept: Sequence[KeptSeal]
     knows_guards = await guards_are_known(connection)
     if fault is None and knows_guards:
         fault = await fault_of_guards(connection)
-    not_compared = [] if knows_guards else [GUARDS_UNKNOWN]
+    archives = [
+        f"archive of {each.period}: its lines are in {each.location}" for each in await read_archives(connection)
+    ]
+    not_compared = [*archives, *([] if knows_guards else [GUARDS_UNKNOWN])]
     return Verification(intact=fault is None, fault=fault, not_compared=not_compared, **vars(counts))
 
 
@@ -90,6 +95,7 @@ async def _fault_of_chains(connection: Connection, counts: _Counts) -> LedgerFau
     """Walk lanes and their reports side by side, both in the order of epoch and lane."""
     waiting = {(row["epoch"], row["lane"]): LaneRow(*row.values()) for row in await connection.fetch(_LANES)}
     counts.lanes = len(waiting)
+    archived = {(row["epoch"], row["lane"]): row["transfers"] for row in await connection.fetch(_ARCHIVED)}
     place, chain = None, None
     async for group in _groups(connection):
         if group.place != place:
@@ -102,7 +108,7 @@ async def _fault_of_chains(connection: Connection, counts: _Counts) -> LedgerFau
             place, lane = group.place, waiting.pop(group.place, None)
             if lane is None:
                 return _without_lane(group)
-            chain = Chain(lane)
+            chain = Chain(lane, archived.get(group.place, 0))
         assert chain is not None
         if fault := chain.fault_of(group.seq, group.report, group.transfers):
             return fault
@@ -172,7 +178,8 @@ async def _fault_of_seals(connection: Connection, counts: _Counts, kept: Sequenc
 
 async def _fault_of_sealed(connection: Connection, counts: _Counts, last: Seal, ends: list[int]) -> LedgerFault | None:
     contents = _Contents(connection, last)
-    moves = _Moves(connection, ends)
+    archived = await read_archives(connection)
+    moves = _Moves(connection, ends, [each.period for each in archived])
     async for row in connection.cursor(_SEALS, prefetch=PREFETCH):
         seal = seal_of(row)
         if fault := await contents.fault_of(seal) or await moves.fault_of(seal):
@@ -181,7 +188,7 @@ async def _fault_of_sealed(connection: Connection, counts: _Counts, last: Seal, 
     return None
 
 
-class _Entries:
+class Entries:
     """Rows in the order of the number that each begins with, taken as far as a seal goes."""
 
     def __init__(self, rows: AsyncIterator[list[object]], kind: FaultKind) -> None:
@@ -205,14 +212,18 @@ class _Entries:
             self._kind, reason if digest.rows != rows else f"{reason}, not all of them as they were", seal=seal
         )
 
+    async def has_more(self) -> bool:
+        self._next = self._next or await anext(self._rows, None)
+        return self._next is not None
+
 
 class _Contents:
     """The contents of the seals, up to the last one."""
 
     def __init__(self, connection: Connection, last: Seal) -> None:
-        self._reports = _Entries(report_entries(connection, 0, last.position), FaultKind.SEALED_REPORTS_CHANGED)
-        self._movements = _Entries(movement_entries(connection, 0, last.transfer), FaultKind.SEALED_MOVEMENTS_CHANGED)
-        self._audit = _Entries(audit_entries(connection, 0, last.audit), FaultKind.SEALED_AUDIT_CHANGED)
+        self._reports = Entries(report_entries(connection, 0, last.position), FaultKind.SEALED_REPORTS_CHANGED)
+        self._movements = Entries(movement_entries(connection, 0, last.transfer), FaultKind.SEALED_MOVEMENTS_CHANGED)
+        self._audit = Entries(audit_entries(connection, 0, last.audit), FaultKind.SEALED_AUDIT_CHANGED)
 
     async def fault_of(self, seal: Seal) -> LedgerFault | None:
         return (
@@ -225,13 +236,15 @@ class _Contents:
 class _Moves:
     """What was moved between two seals, added up by the database and summed here."""
 
-    def __init__(self, connection: Connection, transfers: list[int]) -> None:
+    def __init__(self, connection: Connection, transfers: list[int], archived: Collection[str]) -> None:
+        """The transfers of `archived` periods are in their archives, so their balances are not compared here."""
         # The next seal begins at the first id that this one does not cover.
         self._rows = aiter(
             connection.cursor(_MOVED, [0, *(last + 1 for last in transfers)], prefetch=PREFETCH, timeout=PATIENCE_S)
         )
         self._next: asyncpg.Record | None = None
         self._balance = SealedBalance()
+        self._archived = frozenset(archived)
 
     async def fault_of(self, seal: Seal) -> LedgerFault | None:
         row = self._next or await anext(self._rows, None)
@@ -241,11 +254,12 @@ class _Moves:
             moved.add(row["period"])
             row = await anext(self._rows, None)
         self._next = row
-        made = self._balance.of(sorted(moved))
-        if made == seal.balances:
+        made = self._balance.of(sorted(moved - self._archived))
+        sealed = {period: units for period, units in seal.balances.items() if period not in self._archived}
+        if made == sealed:
             return None
-        period = min(period for period in {*made, *seal.balances} if made.get(period) != seal.balances.get(period))
-        reason = f"{seal.balances.get(period)} was sealed, and the transfers make {made.get(period)}"
+        period = min(period for period in {*made, *sealed} if made.get(period) != sealed.get(period))
+        reason = f"{sealed.get(period)} was sealed, and the transfers make {made.get(period)}"
         return LedgerFault(FaultKind.SEALED_BALANCE_CHANGED, reason, seal=seal.number, period=period)
 
 
@@ -254,6 +268,7 @@ class _Moves:
 _LANES = """
 SELECT epoch, lane, region, last_seq, last_hash, head FROM lane JOIN region_epoch USING (epoch) ORDER BY epoch, lane
 """
+_ARCHIVED = "SELECT epoch, lane, sum(transfers) AS transfers FROM archived_sum GROUP BY epoch, lane"
 _OF_REPORT = 7  # number of columns before those of the transfer
 _OF_REPORTS = select(transfer).where(transfer.c.seq.is_not(None)).subquery("booked")
 _NUMBER = [func.coalesce(report.c[name], _OF_REPORTS.c[name]) for name in ("epoch", "lane", "seq")]

@@ -248,4 +248,22 @@ FROM (
     columns=("region", "state", "retired_at", "retired_by", "retired_because"),
 )
 
-AUDITED = (PERIODS, ADJUSTMENTS, RESOLUTIONS, LIMITS, SUBSCRIPTIONS, OVERRIDES, TOKENS, EPOCHS)
+# Only the function that removes transfers records an archive, and the entry is written in the same transaction.
+ARCHIVES = Audited(
+    table="archive",
+    kind=FaultKind.ARCHIVE_CHANGED,
+    kept="SELECT period AS about, *, encode(manifest_sha256, 'hex') AS manifest, encode(usage_sha256, 'hex') AS usage "
+    "FROM archive WHERE archived_at IS NOT NULL",
+    told="""
+SELECT object AS about, id AS entry, recorded_at AS archived_at, details ->> 'location' AS location,
+    details ->> 'folder' AS folder, details ->> 'manifest_sha256' AS manifest, details ->> 'usage_sha256' AS usage,
+    (details ->> 'transfers')::bigint AS transfers, (details ->> 'first_position')::bigint AS first_position,
+    (details ->> 'last_position')::bigint AS last_position, (details ->> 'last_transfer')::bigint AS last_transfer
+FROM audit WHERE action = 'period.archived'""",
+    columns=(
+        *("archived_at", "location", "folder", "manifest", "usage"),
+        *("transfers", "first_position", "last_position", "last_transfer"),
+    ),
+)
+
+AUDITED = (PERIODS, ARCHIVES, ADJUSTMENTS, RESOLUTIONS, LIMITS, SUBSCRIPTIONS, OVERRIDES, TOKENS, EPOCHS)

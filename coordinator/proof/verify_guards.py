@@ -14,7 +14,7 @@ import migrations
 from coordinator.database.connection import Connection
 from coordinator.health.readiness import schema_revision
 from coordinator.proof.rules import FaultKind, LedgerFault
-from migrations.roles import CHANGES, COORDINATOR, PRIVILEGES
+from migrations.roles import CHANGES, COORDINATOR, FUNCTIONS, PRIVILEGES
 
 PATIENCE_S = 600.0
 
@@ -96,6 +96,7 @@ async def _fault_of_privileges(connection: Connection) -> LedgerFault | None:
     """Compare privileges: the coordinator's role has those of the schema, and no other role may write."""
     tables = {row["relname"] for row in await connection.fetch(_TABLES)}
     rows = await connection.fetch(_PRIVILEGES, sorted(tables & PRIVILEGES.keys()))
+    rows += await connection.fetch(_EXECUTES)
     of_coordinator = {row["privilege"] for row in rows if row["role"] == COORDINATOR}
     others = {f"{row['privilege']} to {row['role']}" for row in rows if row["role"] != COORDINATOR and row["writes"]}
     # An owner that may not create roles granted no privileges: then the coordinator connects as the owner.
@@ -110,7 +111,7 @@ def _granted(tables: Collection[str]) -> set[str]:
     columns = {
         f"{table}.{column}.UPDATE" for table, names in CHANGES.items() if table in tables for column in names.split()
     }
-    return whole | columns
+    return whole | columns | {f"{name}.EXECUTE" for name in FUNCTIONS}
 
 
 async def _fault_of_switches(connection: Connection) -> LedgerFault | None:
@@ -181,6 +182,14 @@ WITH ours AS (
 SELECT DISTINCT coalesce(rolname, 'PUBLIC') AS role, name || '.' || privilege_type AS privilege,
     privilege_type NOT IN ('SELECT', 'REFERENCES', 'MAINTAIN') AS writes
 FROM granted LEFT JOIN pg_roles ON pg_roles.oid = grantee WHERE grantee <> relowner
+"""
+# Functions that run as the owner, but those of triggers, which nobody can call.
+_EXECUTES = """
+SELECT coalesce(rolname, 'PUBLIC') AS role, name || '.' || privilege_type AS privilege, true AS writes
+FROM (
+    SELECT proname AS name, proowner, (aclexplode(coalesce(proacl, acldefault('f', proowner)))).* FROM pg_proc
+    WHERE pronamespace = current_schema()::regnamespace AND prosecdef AND prorettype <> 'trigger'::regtype
+) AS granted LEFT JOIN pg_roles ON pg_roles.oid = grantee WHERE grantee <> proowner
 """
 _SWITCHES = """
 SELECT name FROM (

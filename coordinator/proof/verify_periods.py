@@ -6,6 +6,7 @@ computed from transfers, which the chains and seals prove, so they are computed 
 
 from datetime import datetime
 
+from coordinator.archives.statements import read_archives, usage_hash
 from coordinator.database.connection import Connection
 from coordinator.periods.close import period_root
 from coordinator.proof.rules import FaultKind, LedgerFault
@@ -27,6 +28,7 @@ async def fault_of_periods(connection: Connection, now: datetime) -> LedgerFault
         or await _fault_of_strays(connection)
         or await _fault_of_regions(connection)
         or await _fault_of_sums(connection, now)
+        or await _fault_of_archived_usage(connection)
     )
 
 
@@ -110,6 +112,15 @@ async def _fault_of_sums(connection: Connection, now: datetime) -> LedgerFault |
     return None
 
 
+async def _fault_of_archived_usage(connection: Connection) -> LedgerFault | None:
+    """Compare the usage of archived periods with what was recorded: its transfers are not here to be added up."""
+    for archive in await read_archives(connection):
+        if await usage_hash(connection, archive.period) != archive.usage_sha256:
+            reason = "its rows do not hash to what its archive recorded"
+            return LedgerFault(FaultKind.ROLLUP_DIFFERS, reason, period=archive.period, table="usage_hour")
+    return None
+
+
 def _fault_of_rollup(period: str, differs: Misrolled) -> LedgerFault:
     rows, units = counted(differs.rows, "row"), counted(differs.units, "unit")
     reason = f"{rows} differ from the transfers, by {units} in all"
@@ -127,7 +138,8 @@ SELECT source, epoch, quota, period, kept.region, region_epoch.region AS its FRO
 ) AS kept LEFT JOIN region_epoch USING (epoch) WHERE kept.region IS DISTINCT FROM region_epoch.region LIMIT 1
 """
 _CLOSED = """
-SELECT id, transfers, root, (SELECT count(*) FROM transfer WHERE transfer.period = period.id) AS there
+SELECT id, transfers, root, (SELECT count(*) FROM transfer WHERE transfer.period = period.id)
+    + (SELECT coalesce(sum(transfers), 0) FROM archived_sum WHERE archived_sum.period = period.id) AS there
 FROM period WHERE state = 'closed' ORDER BY id
 """
 _POOLS = "SELECT quota, period, name, tenant FROM pool ORDER BY period, quota"

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from coordinator.archives.refusal import Archived
+from coordinator.archives.statements import hold_archives
 from coordinator.database.connection import Connection
 from coordinator.periods.read_periods import read_period
 from coordinator.proof.seal import Sealed
@@ -44,17 +46,18 @@ class StatementsPage(NamedTuple):
 
 async def list_statements(
     connection: Connection, period_id: str, as_of: int | datetime | None, after: str, count: int, *, with_lines: bool
-) -> StatementsPage | NoStatement:
+) -> StatementsPage | NoStatement | Archived:
     """Return the statements of up to `count` tenants by name, from the one after `after`.
 
     Which statements there are depends only on the period and the position, as their lines do: a tenant without lines
     has none here.
     """
+    await hold_archives(connection)
     period = await read_period(connection, period_id)
     if period is None:
         return NoStatement.NO_PERIOD
-    sealed = await find_books_end(connection, as_of, is_closed=period.state == "closed")
-    if isinstance(sealed, NoStatement):
+    sealed = await find_books_end(connection, as_of, [period.id], is_closed=period.state == "closed")
+    if isinstance(sealed, NoStatement | Archived):
         return sealed
     position = (period.position or 0) if sealed is None else sealed.position
     tenants = [row["tenant"] for row in await connection.fetch(_TENANTS, period_id, after, count + 1)]

@@ -7,6 +7,8 @@ whatever zones others have and whatever zone the tenant is shown times in.
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 
+from coordinator.archives.refusal import Archived
+from coordinator.archives.statements import hold_archives
 from coordinator.database.connection import Connection
 from coordinator.periods.read_periods import BookedPeriod, read_some_periods
 from coordinator.usage.read_amounts import BookedAmount, Books, question_of, read_amounts
@@ -23,16 +25,17 @@ FARTHEST = timedelta(hours=26)  # that a zone's clock can be away from UTC
 
 async def read_month_statement(
     connection: Connection, tenant: str, month: datetime, as_of: int | datetime | None, now: datetime
-) -> MonthStatement | NoStatement:
+) -> MonthStatement | NoStatement | Archived:
     """Return the statement. It is final when the month is over in all zones and each of its periods is closed."""
+    await hold_archives(connection)
     following = (month + timedelta(days=31)).replace(day=1)
     ids = [row["id"] for row in await connection.fetch(_ENDING, tenant, month - FARTHEST, following + FARTHEST)]
     periods = [each for each in await read_some_periods(connection, ids) if month_of(each.id) == f"{month:%Y-%m}"]
     if not periods:
         return NoStatement.NO_TENANT
     is_over = now >= following + FARTHEST and all(each.state == "closed" for each in periods)
-    sealed = await find_books_end(connection, as_of, is_closed=is_over)
-    if isinstance(sealed, NoStatement):
+    sealed = await find_books_end(connection, as_of, ids, is_closed=is_over)
+    if isinstance(sealed, NoStatement | Archived):
         return sealed
     books = Books([each.id for each in periods], [tenant], sealed)
     amounts = await read_amounts(connection, books, MOST_AMOUNTS + 1)

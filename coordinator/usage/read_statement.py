@@ -6,6 +6,7 @@ the same statement can be requested again, and its lines keep their numbers.
 Beside the lines it lists the limits that were in force (limits/read_limit_history.py).
 """
 
+from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 from functools import cache
@@ -13,10 +14,16 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
+import msgspec
 from msgspec import Struct
 from sqlalchemy import BigInteger, Integer, Text, and_, func, null, select, tuple_, union_all
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from coordinator.archives.lines import find_lines
+from coordinator.archives.refusal import Archived
+from coordinator.archives.rules import ArchivedTransfer
+from coordinator.archives.statements import RecordedArchive, hold_archives, read_archive, read_archives
+from coordinator.archives.store import ArchiveStore, ArchiveUnreadable
 from coordinator.database import compiled as query
 from coordinator.database.compiled import compiled, constant, json_text, parameter
 from coordinator.database.connection import Connection
@@ -68,29 +75,36 @@ class _Asked(NamedTuple):
 
 async def read_statement(
     connection: Connection, of: StatementId, as_of: int | datetime | None
-) -> Statement | NoStatement:
+) -> Statement | NoStatement | Archived:
     asked = await _asked(connection, of, as_of)
-    return asked if isinstance(asked, NoStatement) else await _statement(connection, asked)
+    return await _statement(connection, asked) if isinstance(asked, _Asked) else asked
 
 
-async def _asked(connection: Connection, of: StatementId, as_of: int | datetime | None) -> _Asked | NoStatement:
+async def _asked(
+    connection: Connection, of: StatementId, as_of: int | datetime | None
+) -> _Asked | NoStatement | Archived:
+    await hold_archives(connection)
     period = await read_period(connection, of.period)
     if period is None:
         return NoStatement.NO_PERIOD
-    sealed = await find_books_end(connection, as_of, is_closed=period.state == "closed")
-    return sealed if isinstance(sealed, NoStatement) else _Asked(of, period, sealed)
+    sealed = await find_books_end(connection, as_of, [period.id], is_closed=period.state == "closed")
+    return sealed if isinstance(sealed, NoStatement | Archived) else _Asked(of, period, sealed)
 
 
 async def find_books_end(
-    connection: Connection, as_of: int | datetime | None, *, is_closed: bool
-) -> Sealed | NoStatement | None:
+    connection: Connection, as_of: int | datetime | None, periods: Sequence[str], *, is_closed: bool
+) -> Sealed | NoStatement | Archived | None:
     """Return the seal up to which books are read: the newest by default. None: all of books that are closed."""
     if is_closed and as_of is None:
         return None
     if as_of is None:
         as_of = await connection.fetchval(_NEWEST) or 0
     sealed = Sealed(0, 0) if as_of == 0 else await find_sealed(connection, as_of)
-    return NoStatement.NOT_SEALED if sealed is None else sealed
+    if sealed is None:
+        return NoStatement.NOT_SEALED
+    later = [each for each in await read_archives(connection) if each.last_position > sealed.position]
+    archive = next((each for each in later if each.period in periods), None)
+    return Archived(archive, _EARLIER) if archive else sealed
 
 
 async def _statement(connection: Connection, asked: _Asked) -> Statement | NoStatement:
@@ -165,11 +179,20 @@ class Sources(NamedTuple):
 
 
 async def read_sources(
-    connection: Connection, of: StatementId, n: int, as_of: int | datetime | None, after: str, count: int
-) -> Sources | NoStatement | None:
-    """Return at most `count` sources in the order of booking, movements last; None if there is no such line."""
+    connection: Connection,
+    store: ArchiveStore | None,
+    of: StatementId,
+    n: int,
+    as_of: int | datetime | None,
+    after: str,
+    count: int,
+) -> Sources | NoStatement | Archived | None:
+    """Return at most `count` sources in the order of booking, movements last; None if there is no such line.
+
+    The lines of an archived period are read from `store`, which may take a while.
+    """
     asked = await _asked(connection, of, as_of)
-    if isinstance(asked, NoStatement):
+    if not isinstance(asked, _Asked):
         return asked
     found = await _statement(connection, asked)
     if isinstance(found, NoStatement):
@@ -183,7 +206,57 @@ async def read_sources(
         rows = await connection.fetch(_MOVEMENT, *names, part, number, count)
     else:
         rows = await _sources(connection, asked, line, (part, number), count)
-    return Sources(line, [_source(row) for row in rows], [f"{row['part']}.{row['number']}" for row in rows])
+    sources = [(f"{row['part']}.{row['number']}", _source(row)) for row in rows]
+    archive = await read_archive(connection, of.period)
+    if archive is not None and not line.adjustment and part == 0:
+        if store is None:
+            return Archived(archive, UNREAD)
+        try:
+            await connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+            sources = [*await _archived(connection, store, archive, asked, line, number, count), *sources]
+        except ArchiveUnreadable as error:
+            return Archived(archive, str(error))
+    return Sources(line, [source for _, source in sources[:count]], [name for name, _ in sources[:count]])
+
+
+async def _archived(
+    connection: Connection,
+    store: ArchiveStore,
+    archive: RecordedArchive,
+    asked: _Asked,
+    line: StatementLine,
+    after: int,
+    count: int,
+) -> list[tuple[str, LineSource]]:
+    """Return the reports of a line whose transfers are in an archive, each with its place in the list."""
+    pools = await connection.fetch(_POOLS, asked.of.period, line.quota, asked.of.tenant)
+    tenants = {row["quota"]: row["tenant"] for row in pools}
+    found: dict[int, list[int]] = {}
+    async for row in find_lines(store, archive, [*tenants], line.region, line.charge_period, after):
+        tenant = tenants[row.quota] or msgspec.json.decode(row.dimensions or "{}").get("tenant")
+        units = units_of_kind(line.kind, row) if tenant == asked.of.tenant else 0
+        if units and row.position is not None:
+            if len(found) == count and row.position not in found:
+                break
+            found.setdefault(row.position, []).append(units)
+    return [
+        (
+            f"0.{row['position']}",
+            _source(row, sum(found[row["position"]]), len(found[row["position"]])),
+        )
+        for row in await connection.fetch(_REPORTS, [*found])
+    ]
+
+
+def units_of_kind(kind: LineKind, row: ArchivedTransfer) -> int:
+    """Return how many units of a transfer belong to a kind of line, as `_UNITS_OF_KIND` does in SQL."""
+    is_overage = "counted_as" in msgspec.json.decode(row.dimensions or "{}")
+    if kind is LineKind.ESTIMATED:
+        return row.units * ((row.dst == "estimated") - (row.src == "estimated"))
+    if kind is LineKind.REPLACED:
+        return -row.units if row.cause == "replaces_estimate" else 0
+    is_kind = is_overage == (kind in (LineKind.OVERAGE, LineKind.LATE_OVERAGE))
+    return row.units if row.dst == "consumed" and is_kind else 0
 
 
 async def _sources(
@@ -207,8 +280,10 @@ async def _sources(
     return list(await connection.fetch(*statement))
 
 
-def _source(row: asyncpg.Record) -> LineSource:
+def _source(row: asyncpg.Record, units: int | None = None, transfers: int | None = None) -> LineSource:
     values: dict[str, Any] = {name: _shown(value) for name, value in row.items()}
+    if units is not None:
+        values |= {"units": units, "transfers": transfers, "movement_id": None}
     return LineSource(**{name: values[name] for name in LineSource.__struct_fields__})
 
 
@@ -218,6 +293,13 @@ def _shown(value: object) -> object:
 
 # --- the statements ---------------------------------------------------------------------------------------------------
 
+_EARLIER = "an answer as of an earlier position takes them. Leave `as_of` out, or name a position after the close."
+UNREAD = "this coordinator has no archive to read (LEASEHOLD_COORDINATOR_ARCHIVE), or lacks pyarrow."
+_POOLS = "SELECT quota, tenant FROM pool WHERE period = $1 AND name = $2 AND coalesce(tenant, $3) = $3"
+_REPORTS = """
+SELECT region, epoch, lane, seq, position, body_hash, head, recorded_at FROM report JOIN region_epoch USING (epoch)
+WHERE position = ANY ($1::bigint[]) ORDER BY position
+"""
 _NEWEST = "SELECT position FROM seal ORDER BY number DESC LIMIT 1"
 _AUDITED = "SELECT audit FROM seal WHERE position >= $1 ORDER BY number LIMIT 1"
 _HAS_TENANT = "SELECT EXISTS (SELECT FROM pool WHERE period = $1 AND tenant = $2)"

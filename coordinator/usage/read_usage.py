@@ -41,10 +41,13 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
+from coordinator.archives.refusal import Archived
+from coordinator.archives.statements import RecordedArchive, find_archive_needed, hold_archives
 from coordinator.database.compiled import CompiledStatement, compiled, constant, json_text, parameter
 from coordinator.database.connection import Connection
 from coordinator.database.tables import (
     Timestamp,
+    archive,
     correction,
     lease,
     period,
@@ -80,14 +83,30 @@ class UsagePage(NamedTuple):
 
 async def read_usage_as_of(
     connection: Connection, question: UsageQuestion, as_of: int | datetime | None, begun_at: int, skip: int, count: int
-) -> UsagePage | None:
+) -> UsagePage | Archived | None:
     """Return usage as of a position, or None if that is not sealed. Later pages keep the first page's position."""
+    await hold_archives(connection)
     sealed = None if as_of is None else await find_sealed(connection, as_of)
     if as_of is not None and sealed is None:
         return None
+    position = sealed.position if sealed else skip and begun_at
+    if needed := await _archive_needed(connection, question, position):
+        return Archived(needed, _SUMS_ONLY)
     if skip:
         return await read_usage(connection, question, begun_at, skip, count, sealed and sealed.transfer)
     return await _first_page(connection, question, sealed, count)
+
+
+async def _archive_needed(
+    connection: Connection, question: UsageQuestion, position: int | None
+) -> RecordedArchive | None:
+    """Return an archive with lines that the answer takes. Hours and days as of now, or of the close, take none."""
+    takes_minutes = question.read_from is StoredUsage.MINUTE
+    if not takes_minutes and not position:
+        return None
+    bounds = question.boundaries[0], question.boundaries[-1]
+    periods = question.filters.get(Dimension.PERIOD)
+    return await find_archive_needed(connection, *bounds, periods, None if takes_minutes else position)
 
 
 async def _first_page(connection: Connection, question: UsageQuestion, sealed: Sealed | None, count: int) -> UsagePage:
@@ -167,6 +186,7 @@ def _rows(question: UsageQuestion, rows: Iterable[asyncpg.Record]) -> list[Usage
 # With a custom plan the planner sees how little was booked since a seal; a generic plan reads every report.
 PLAN_FOR_EACH_QUESTION = "SET LOCAL plan_cache_mode = force_custom_plan"
 
+_SUMS_ONLY = "minutes, and sums as of a position before its close, take them. Ask for whole hours without `as_of`."
 POSITION, LAST = parameter("position", BigInteger), parameter("last", BigInteger)
 START, END = parameter("start", Timestamp), parameter("end", Timestamp)
 _IN_POOL = and_(transfer.c.quota == pool.c.quota, transfer.c.period == pool.c.period)
@@ -331,11 +351,12 @@ def _is_known(filters: tuple[Dimension, ...], *, is_now: bool) -> CompiledStatem
             or_(report.c.position <= POSITION, and_(_HAS_NO_REPORT, transfer.c.id <= LAST)),
         )
     )
+    is_archived = exists().where(archive.c.period == known.c.period, archive.c.archived_at.is_not(None))
     found = (
         exists()
         .select_from(known.join(period, period.c.id == known.c.period))
         .where(period.c.starts_at < END, period.c.ends_at > START, *_filtered(known.c, filters))
-        .where(*([] if is_now else [booked]))
+        .where(*([] if is_now else [or_(booked, is_archived)]))
     )
     return compiled(select(found))
 

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo
 from coordinator.access.auth import RequireScope, actor_of
 from coordinator.access.authenticate import Caller
 from coordinator.access.idempotency import IdempotentRoute
+from coordinator.archives.refusal import Archived, archived_problem
 from coordinator.http.conditions import IfNoneMatch, strong_tag, unless_known
 from coordinator.http.pagination import Page, PageLinks, PageQuery
 from coordinator.http.parameters import Flag, Instant, Several, Text
@@ -160,6 +161,8 @@ async def get_usage(
     found = await coordinator.database.run(
         lambda c: read_usage_as_of(c, question, query.as_of, cursor.as_of, cursor.skip, page.size + 1), snapshot=True
     )
+    if isinstance(found, Archived):
+        raise archived_problem(found)
     if found is None:
         raise refused("as_of", "sealed", "No seal covers it yet. GET /v1/seals lists what is sealed.")
     more = len(found.rows) > page.size

@@ -12,6 +12,7 @@ from pydantic import Field, PlainValidator
 from coordinator.access.auth import RequireScope
 from coordinator.access.authenticate import Caller
 from coordinator.access.idempotency import IdempotentRoute
+from coordinator.archives.refusal import Archived, archived_problem
 from coordinator.database.connection import Connection
 from coordinator.http.conditions import IfNoneMatch
 from coordinator.http.pagination import NOT_A_CURSOR, Page, PageLinks, PageQuery
@@ -106,7 +107,7 @@ class StatementList(Struct, frozen=True):
     page: PageLinks
 
 
-@router.get("/v1/periods/{period}/statements", **described(answers={200: StatementList, 404: None}))
+@router.get("/v1/periods/{period}/statements", **described(answers={200: StatementList, 404: None, 410: None}))
 async def list_statements_of_period(
     period: PathPeriod, coordinator: CoordinatorDep, _: Reader, query: Annotated[StatementListQuery, Query()]
 ) -> Response:
@@ -121,6 +122,8 @@ async def list_statements_of_period(
         lambda c: list_statements(c, period, as_of, page.after(str) or "", page.size, with_lines=query.lines),
         snapshot=True,
     )
+    if isinstance(found, Archived):
+        raise archived_problem(found)
     if isinstance(found, NoStatement):
         _refuse(found, of_many=True)
     following = None
@@ -129,7 +132,7 @@ async def list_statements_of_period(
     return reply(StatementList(found.statements, found.is_final, found.as_of, PageLinks(following)))
 
 
-_STATEMENT = described(answers={200: Statement, 304: None, 404: None}, also=OTHER_MEDIA)
+_STATEMENT = described(answers={200: Statement, 304: None, 404: None, 410: None}, also=OTHER_MEDIA)
 
 
 @router.get("/v1/periods/{period}/statement", **_STATEMENT)
@@ -148,7 +151,7 @@ async def get_statement_of_period(
     return await _statement(request, coordinator, StatementId(period, query.tenant), query.as_of, query.shape)
 
 
-_BY_ID = described(answers={200: Statement, 304: None, 404: None}, also=OTHER_MEDIA)
+_BY_ID = described(answers={200: Statement, 304: None, 404: None, 410: None}, also=OTHER_MEDIA)
 
 
 @router.get("/v1/statements/{statement}", **_BY_ID)
@@ -167,11 +170,10 @@ async def get_statement(
 async def _statement(
     request: Request, coordinator: Coordinator, of: StatementId, as_of: int | datetime | None, shape: Shape
 ) -> Response:
-    found, registered = await coordinator.database.run(
+    read, registered = await coordinator.database.run(
         lambda c: _with_tenant(read_statement(c, of, as_of), c, of.tenant), snapshot=True
     )
-    if isinstance(found, NoStatement):
-        _refuse(found)
+    found = found_line(read)
     name = _file_name(of.period, of.tenant)
     is_immutable = found.is_final and shape is Shape.JSON  # all others name the tenant, and names change
     statement, zone = found, zone_of(period_of(found.period).calendar.zone)
@@ -195,7 +197,7 @@ def _month(text: str) -> datetime:
 
 @router.get(
     "/v1/tenants/{tenant:path}/statements/{month}",
-    **described(answers={200: MonthStatement, 304: None, 404: None}, also=OTHER_MEDIA),
+    **described(answers={200: MonthStatement, 304: None, 404: None, 410: None}, also=OTHER_MEDIA),
 )
 async def get_statement_of_month(
     request: Request,
@@ -213,11 +215,10 @@ async def get_statement_of_month(
     It is final when the month is over and each of its periods is closed. Times on paper are in the tenant's time zone.
     """
     now = coordinator.clock.now()
-    found, registered = await coordinator.database.run(
+    read, registered = await coordinator.database.run(
         lambda c: _with_tenant(read_month_statement(c, tenant, month, query.as_of, now), c, tenant), snapshot=True
     )
-    if isinstance(found, NoStatement):
-        _refuse(found)
+    found = found_line(read)
     statement, zone = found, zone_of(registered.time_zone if registered else "UTC")
 
     def page() -> str:
@@ -238,7 +239,9 @@ async def _with_tenant(reading: Awaitable[T], connection: Connection, tenant: st
     return await reading, await read_tenant(connection, tenant)
 
 
-@router.get("/v1/statements/{statement}/lines/{n}/reports", **described(answers={200: SourceList, 404: None}))
+@router.get(
+    "/v1/statements/{statement}/lines/{n}/reports", **described(answers={200: SourceList, 404: None, 410: None})
+)
 async def list_line_reports(
     coordinator: CoordinatorDep,
     _: Reader,
@@ -250,14 +253,17 @@ async def list_line_reports(
     page, after = query.line_page(statement, n)
     found = found_line(
         await coordinator.database.run(
-            lambda c: read_sources(c, statement, n, query.as_of, after, page.size + 1), snapshot=True
+            lambda c: read_sources(c, coordinator.archives, statement, n, query.as_of, after, page.size + 1),
+            snapshot=True,
         )
     )
     return reply(SourceList(found.line, found.sources[: page.size], page.links(found.numbers, str)))
 
 
-def found_line(found: T | NoStatement | None) -> T:
-    """Return what was found of a line, or raise the Problem that nothing was."""
+def found_line(found: T | NoStatement | Archived | None) -> T:
+    """Return what was found of a statement or its line, or raise the Problem that nothing was."""
+    if isinstance(found, Archived):
+        raise archived_problem(found)
     if isinstance(found, NoStatement):
         _refuse(found)
     if found is None:

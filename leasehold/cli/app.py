@@ -6,6 +6,7 @@ from leasehold.cli import limits, regions, services, up, verify
 from leasehold.cli.customers import block, override, subscription
 from leasehold.cli.finance import usage
 from leasehold.cli.finance.accounting import adjustment, period
+from leasehold.cli.finance.ledger import ledger
 from leasehold.cli.finance.statements import statement
 from leasehold.cli.finance.tenants import tenant
 from leasehold.cli.limits import quota
@@ -35,6 +36,7 @@ app.add_typer(tenant, name="tenant")
 app.add_typer(statement, name="statement")
 app.add_typer(period, name="period")
 app.add_typer(adjustment, name="adjustment")
+app.add_typer(ledger, name="ledger")
 app.add_typer(webhook, name="webhook")
 app.add_typer(token, name="token")
 app.add_typer(installation, name="installation")

@@ -33,7 +33,7 @@ def verify(
     Exits with 0 only if all is intact. With --database it needs no coordinator and no token, and trusts none: it reads
     every row itself.
     """
-    seals = [_kept_seal(text) for text in kept or ()]
+    seals = [kept_seal(text) for text in kept or ()]
     found = _verify_database(seals) if database else _verify_by_coordinator(cli, seals)
     if cli.as_json:
         cli.print_json(found)
@@ -43,7 +43,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _kept_seal(text: str) -> dict[str, Any]:
+def kept_seal(text: str) -> dict[str, Any]:
     number, _, digest = text.strip().partition(":")
     if not (re.fullmatch("0*[1-9][0-9]{0,14}", number) and re.fullmatch("[0-9a-fA-F]{64}", digest)):
         fail(f"--kept {text!r} is not NUMBER:HASH: a seal's number, a colon and its hash of 64 hexadecimal digits")

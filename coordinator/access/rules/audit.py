@@ -35,6 +35,7 @@ class Action(StrEnum):
     REBALANCE_ENDED = "rebalance.ended"
     PERIOD_CLOSING = "period.closing"
     PERIOD_CLOSED = "period.closed"
+    PERIOD_ARCHIVED = "period.archived"
 
 
 class Actor(NamedTuple):
