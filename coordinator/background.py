@@ -16,7 +16,7 @@ from coordinator.installation.rules import addresses_of
 from coordinator.jobs import Job
 from coordinator.limits.in_force import Documents
 from coordinator.periods.close import PERIODS_CLOSING, continue_closing
-from coordinator.proof.seal import seal
+from coordinator.proof.seal import seal_and_announce
 from coordinator.proof.verifications import VERIFICATIONS_WAITING, run_verifications
 from coordinator.rebalancing.follow import REBALANCES_RUNNING, follow_rebalances
 from coordinator.settings import CoordinatorSettings
@@ -62,7 +62,7 @@ def background_jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
         Job("deliver_webhooks", 1, deliver, at_most_s=120, has_work=DELIVERIES_DUE),
         Job("make_exports", 1, lambda db: make_exports(db, clock), at_most_s=HOUR_S, has_work=EXPORTS_WAITING),
         Job("run_verifications", 1, lambda db: run_verifications(db, clock), HOUR_S, VERIFICATIONS_WAITING),
-        Job("seal", 60, once(seal), at_most_s=600),
+        Job("seal", 60, once(seal_and_announce), at_most_s=600),
         Job("find_drift", 300, once(find_drift)),
         Job("measure", 30, once(measure)),
         Job("delete_idle_shares", 60, once(delete_idle_shares)),

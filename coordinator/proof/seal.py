@@ -25,6 +25,8 @@ from coordinator.database import tables
 from coordinator.database.compiled import compiled, parameter
 from coordinator.database.connection import Connection
 from coordinator.proof.rules import FIRST_PREVIOUS, Digest, Seal, seal_hash, without_zeros
+from coordinator.webhooks.outbox import enqueue
+from coordinator.webhooks.rules import EventKind, event
 
 PREFETCH = 1000
 GATE_PATIENCE = "1s"  # bookings queue behind a waiting sealer, so it gives up early and tries again
@@ -57,6 +59,14 @@ async def seal(connection: Connection, now: datetime) -> Seal:
     )
     await _write(connection, sealed)
     return sealed
+
+
+async def seal_and_announce(connection: Connection, now: datetime) -> None:
+    """Make the next seal, and announce it if reports were booked since: there may be new usage to pull."""
+    sealed = await seal(connection, now)
+    if sealed.reports:
+        data: dict[str, object] = {"position": sealed.position, "seal": sealed.number, "sealed_at": sealed.sealed_at}
+        await enqueue(connection, [event(EventKind.USAGE_SEALED, data, sealed.number)], now)
 
 
 async def _take_snapshot(connection: Connection) -> None:

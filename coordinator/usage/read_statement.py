@@ -59,7 +59,7 @@ MOST_LINES = 10_000  # a statement with more lines is refused, never cut
 class NoStatement(StrEnum):
     NO_PERIOD = "Unknown period."
     NO_TENANT = "the books of this period have nothing of this tenant"
-    NOT_SEALED = "no seal covers it (yet); GET /v1/seals lists what is sealed"
+    NOT_SEALED = "no seal covers it (yet); GET /v1/seals/latest has the newest position"
     TOO_LONG = f"it has more than {MOST_LINES:,} lines, and none is left out: an export has all that it is from"
 
 

@@ -14,11 +14,13 @@ from coordinator.access.idempotency import IdempotentRoute
 from coordinator.archives.refusal import Archived, archived_problem
 from coordinator.http.conditions import IfNoneMatch, strong_tag, unless_known
 from coordinator.http.pagination import Page, PageLinks, PageQuery
-from coordinator.http.parameters import Flag, Instant, Several, Text
+from coordinator.http.parameters import Flag, Instant, Several, Text, WholeNumber
 from coordinator.periods import close as periods
 from coordinator.periods.close import CloseRefused, CloseRequest, PeriodClose
 from coordinator.periods.read_periods import BookedPeriod, read_period, read_periods
+from coordinator.proof.seal import ShownSeal, read_seals
 from coordinator.state import CoordinatorDep
+from coordinator.usage.read_changes import UsageChange, read_usage_changes
 from coordinator.usage.read_usage import Coverage, UsageRow, read_usage_as_of
 from coordinator.usage.reconcile import balance_period, reconcile_period
 from coordinator.usage.rules.reconciliation import Reconciliation
@@ -40,6 +42,7 @@ from coordinator.usage.sheets import (
     trial_balance_sheet,
 )
 from protocol.periods import period_of
+from protocol.units import MAX_UNITS
 from protocol.zones import zone_of
 from web.bodies import reply
 from web.openapi import described
@@ -164,7 +167,7 @@ async def get_usage(
     if isinstance(found, Archived):
         raise archived_problem(found)
     if found is None:
-        raise refused("as_of", "sealed", "No seal covers it yet. GET /v1/seals lists what is sealed.")
+        raise refused("as_of", "sealed", "No seal covers it yet. GET /v1/seals/latest has the newest position.")
     more = len(found.rows) > page.size
     following = page.next(skip=cursor.skip + page.size, as_of=found.as_of) if more else None
     answer = reply(UsageAnswer(found.rows[: page.size], found.as_of, found.coverage, PageLinks(following)))
@@ -187,6 +190,57 @@ def _question_of(query: UsageQuery, now: datetime) -> tuple[UsageQuestion, Page]
     except ValueError as error:
         raise refused("granularity", "bound", str(error)) from None
     return UsageQuestion(cuts, groups, filters, query.zeros), page
+
+
+class ChangesQuery(PageQuery):
+    since: Annotated[
+        WholeNumber,
+        Field(
+            ge=0,
+            le=MAX_UNITS,
+            description="A sealed position: `next_since` of the step before, `as_of` of a statement, or 0.",
+            examples=[4572],
+        ),
+    ]
+
+
+class UsageChanges(Struct, frozen=True):
+    """What one step of the ledger changed. After its last page, continue with `next_since`."""
+
+    data: list[UsageChange]
+    since: int
+    next_since: int  # the same as `since` if nothing newer is sealed
+    sealed_at: datetime | None
+    page: PageLinks
+
+
+@router.get("/v1/usage/changes", **described(answers={200: UsageChanges}))
+async def list_usage_changes(
+    coordinator: CoordinatorDep, _: Reader, query: Annotated[ChangesQuery, Query()]
+) -> Response:
+    """Return what was added to what tenants are billed, from a sealed position up to the next one.
+
+    The same `since` has the same rows with the same ids for ever, unless nothing newer is sealed yet.
+    """
+    page = query.page_of(query.since)
+    skip = page.cursor.skip
+    found = await coordinator.database.run(
+        lambda c: read_usage_changes(c, query.since, skip, page.size + 1), snapshot=True
+    )
+    if found is None:
+        raise refused("since", "sealed", "No seal covers it yet. GET /v1/seals/latest has the newest position.")
+    following = page.next(skip=skip + page.size) if len(found.changes) > page.size else None
+    rows = found.changes[: page.size]
+    return reply(UsageChanges(rows, query.since, found.next_since, found.sealed_at, PageLinks(following)))
+
+
+@router.get("/v1/seals/latest", **described(answers={200: ShownSeal, 404: None}))
+async def get_latest_seal(coordinator: CoordinatorDep, _: Reader) -> Response:
+    """Return the newest seal. Its `position` is the newest `as_of` that can be asked for."""
+    rows = await coordinator.database.read(lambda c: read_seals(c, None, 1))
+    if not rows:
+        raise Problem("not-found", "Nothing is sealed yet. The first seal takes a minute at most.")
+    return reply(rows[0])
 
 
 # --- periods ----------------------------------------------------------------------------------------------------------

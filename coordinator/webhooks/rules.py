@@ -26,6 +26,7 @@ from protocol.limits.document import Portion
 
 class EventKind(StrEnum):
     THRESHOLD_REACHED = "threshold.reached"
+    USAGE_SEALED = "usage.sealed"
     PERIOD_CLOSED = "period.closed"
     ADJUSTMENT_APPROVED = "adjustment.approved"
     SUSPENSE_NEW = "suspense.new"

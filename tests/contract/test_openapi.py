@@ -57,6 +57,8 @@ DOORS = {
         "POST /v1/periods/{period}:close",
         "GET /v1/periods/{period}/statement",
         "GET /v1/periods/{period}/statements",
+        "GET /v1/usage/changes",
+        "GET /v1/seals/latest",
         "GET /v1/tenants",
         "GET /v1/tenants/{tenant}/statements/{month}",
         "GET /v1/tenants/{tenant}",

@@ -30,6 +30,8 @@ DOORS = [
     ("GET", "/v1/audit", "audit:read"),
     ("GET", "/v1/usage", "usage:read"),
     ("GET", "/v1/seals", "audit:read"),
+    ("GET", "/v1/seals/latest", "usage:read"),
+    ("GET", "/v1/usage/changes?since=0", "usage:read"),
     ("POST", "/v1/verifications", "audit:read"),
     ("GET", "/v1/verifications/00000000-0000-0000-0000-000000000000", "audit:read"),
     ("GET", "/v1/periods", "usage:read"),
