@@ -1,21 +1,26 @@
-"""Programs that only tests need and no wheel brings: `./dev parts redis` fetches one into `.parts/`, once.
+"""Programs that only tests need and no wheel brings: `./dev parts redis` fetches one, once.
 
-It needs the standard library alone. A part appears under its name when it is complete, so one that was interrupted is
-fetched again. Processes that want the same part wait for each other.
+It needs the standard library alone. A part that can be unpacked appears in `.parts/` under its name when it is
+complete, so one that was interrupted is fetched again. A part with too many dependencies for that is installed into
+the machine, which takes root. Processes that want the same part wait for each other.
 """
 
+import ctypes.util
 import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 PARTS = Path(__file__).parent.parent / ".parts"
-TIMEOUT_S = 300
+TIMEOUT_S = 1200  # LibreOffice over a slow network
+APT_STATE = Path("/var/lib/dpkg")  # locked as a directory, which neither apt nor dpkg do
 
 
 class CannotFetch(Exception):
@@ -30,16 +35,14 @@ class DebianPackages(NamedTuple):
     about: str
 
     def install(self, directory: Path) -> None:
-        for tool in ("apt-get", "dpkg"):
-            if shutil.which(tool) is None:
-                raise CannotFetch(f"{tool} is missing, so its packages cannot be fetched")
+        _require("apt-get", "dpkg")
         downloaded = _run(["apt-get", "download", *self.packages], directory)
         if downloaded.returncode != 0 and os.geteuid() == 0:  # an image may come without lists of packages
             _run(["apt-get", "update"], directory)
             downloaded = _run(["apt-get", "download", *self.packages], directory)
         if downloaded.returncode != 0:
-            reason = (downloaded.stderr.strip().splitlines() or ["no reason given"])[-1]
-            raise CannotFetch(f"apt-get cannot download its packages ({reason}); run `apt-get update` as root")
+            reason = f"apt-get cannot download its packages ({_last_line(downloaded)})"
+            raise CannotFetch(f"{reason}; run `apt-get update` as root")
         for package in sorted(directory.glob("*.deb")):
             if _run(["dpkg", "-x", package.name, "."], directory).returncode != 0:
                 raise CannotFetch(f"dpkg cannot unpack {package.name}")
@@ -65,42 +68,149 @@ def _write_script(directory: Path, program: str) -> None:
         raise CannotFetch(f"{program} does not run on this machine")
 
 
-TABLE: Mapping[str, DebianPackages] = {
+class InstalledPackages(NamedTuple):
+    """Installs packages of Debian into the machine as root, unless the machine has what they bring."""
+
+    packages: Sequence[str]
+    find: Callable[[], Path | None]
+    about: str
+
+    def install(self, name: str) -> Path:
+        if found := self.find():
+            return found
+        _require("apt-get")
+        if os.geteuid() != 0:
+            raise CannotFetch(f"this machine has no {name}, and only root can install it: `./dev parts {name}` as root")
+        with _turn(APT_STATE):
+            return self.find() or self._install(name)
+
+    def _install(self, name: str) -> Path:
+        _run(["apt-get", "update"], APT_STATE)  # without the network, the lists that are there have to do
+        installed = _run(apt_install(self.packages), APT_STATE)
+        if installed.returncode != 0:
+            raise CannotFetch(f"apt-get cannot install {name} ({_last_line(installed)})")
+        if found := self.find():
+            return found
+        raise CannotFetch(f"apt-get installed {' '.join(self.packages)}, and {name} is still missing")
+
+
+def apt_install(packages: Sequence[str]) -> Sequence[str]:
+    """Return the command that installs packages without a question, and waits for another apt-get or dpkg."""
+    waiting = f"DPkg::Lock::Timeout={TIMEOUT_S}"
+    return ["apt-get", "install", "-y", "--no-install-recommends", "-o", waiting, *packages]
+
+
+def _find_program(*names: str) -> Path | None:
+    """Return the first of these programs that the machine has."""
+    return next((Path(found) for name in names if (found := shutil.which(name))), None)
+
+
+def _find_libraries(*names: str) -> Path | None:
+    """Return the first library if the machine has all of them."""
+    found = [ctypes.util.find_library(name) for name in names]
+    return Path(found[0]) if found[0] and all(found) else None
+
+
+TABLE: Mapping[str, DebianPackages | InstalledPackages] = {
     "redis": DebianPackages(
         ("redis-server", "redis-tools", "redis-sentinel", "libjemalloc2", "liblzf1", "libatomic1"),
         ("redis-server", "redis-sentinel", "redis-cli"),
         "Debian's Redis with Sentinel, Cluster and TLS, for tests of stores that fail over",
     ),
+    "chromium": InstalledPackages(
+        ("chromium",),
+        partial(_find_program, "chromium", "google-chrome"),
+        "a browser, for tests that look at printed pages",
+    ),
+    "libreoffice": InstalledPackages(
+        ("libreoffice-calc",),
+        partial(_find_program, "soffice", "libreoffice"),
+        "LibreOffice Calc, for tests that open spreadsheets",
+    ),
+    "pango": InstalledPackages(
+        ("libpango-1.0-0", "libpangoft2-1.0-0", "libharfbuzz-subset0", "fonts-dejavu-core"),
+        partial(_find_libraries, "pango-1.0", "pangoft2-1.0", "harfbuzz-subset"),
+        "the libraries and a font with which WeasyPrint makes PDFs",
+    ),
 }
 
 
 def fetch(name: str) -> Path:
-    """Return the directory of a part, which is fetched first if it is not there. Raise CannotFetch."""
-    part = PARTS / name
+    """Return where a part is: a directory, a program or a library. Fetch it first if it is missing.
+
+    Raise CannotFetch.
+    """
+    part = TABLE[name]
+    try:
+        return part.install(name) if isinstance(part, InstalledPackages) else _unpacked(name, part)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotFetch(f"the part {name} cannot be fetched: {error}") from error
+
+
+def find_or_fetch_without_root(name: str) -> Path:
+    """Return where a part is, but install nothing into the machine. Raise CannotFetch."""
+    part = TABLE[name]
+    if not isinstance(part, InstalledPackages):
+        return fetch(name)
+    if found := part.find():
+        return found
+    raise CannotFetch(f"this machine has no {name}: install it with `./dev parts {name}`, as root")
+
+
+def _unpacked(name: str, packages: DebianPackages) -> Path:
+    part, lock = PARTS / name, PARTS / f"{name}.lock"
     PARTS.mkdir(exist_ok=True)
-    with (PARTS / f"{name}.lock").open("a") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
+    lock.touch()
+    with _turn(lock):
         if not part.exists():
             with tempfile.TemporaryDirectory(dir=PARTS) as unfinished:
                 directory = Path(unfinished) / name
                 directory.mkdir()
-                try:
-                    TABLE[name].install(directory)
-                except (OSError, subprocess.TimeoutExpired) as error:
-                    raise CannotFetch(f"the part {name} cannot be fetched: {error}") from error
+                packages.install(directory)
                 directory.rename(part)
     return part
 
 
+@contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """Hold the lock of a file or directory that exists."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _require(*tools: str) -> None:
+    for tool in tools:
+        if shutil.which(tool) is None:
+            raise CannotFetch(f"{tool} is missing, so its packages cannot be fetched")
+
+
 def _run(command: Sequence[str], directory: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    """Run a command to its end. Packages may ask nothing."""
+    return subprocess.run(
+        command,
+        cwd=directory,
+        env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+
+
+def _last_line(done: "subprocess.CompletedProcess[str]") -> str:
+    return (done.stderr.strip().splitlines() or ["no reason given"])[-1]
 
 
 def main(names: Sequence[str]) -> int:
     unknown = sorted(set(names) - set(TABLE))
     if unknown or not names:
         print(f"there is no part {unknown[0]!r}" if unknown else "name a part:")
-        print("\n".join(f"  {name:8} {part.about}" for name, part in TABLE.items()))
+        print("\n".join(f"  {name:11} {part.about}" for name, part in TABLE.items()))
         return 2
     for name in names:
         try:

@@ -1,12 +1,14 @@
 """Fixtures of a coordinator on a real Postgres, called as agents do, and as admins and finance do."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.integration.coordinator.admin_harness import AdminHarness, admin_harness_on
 from tests.integration.coordinator.agent_harness import Agent, AgentHarness, agent_harness_on
+from tests.parts import part
 
 
 @pytest.fixture
@@ -34,3 +36,8 @@ async def admin(admin_harness: AdminHarness) -> httpx.AsyncClient:
 @pytest.fixture
 async def finance(admin_harness: AdminHarness) -> httpx.AsyncClient:
     return await admin_harness.caller("usage:read")
+
+
+@pytest.fixture
+def pango() -> Path:
+    return part("pango")

@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,16 @@ async def test_a_statement_is_shown_and_followed_to_its_reports(typed: Typed, tm
     assert "billed: 15 units in 2 periods; as of position " in await said(
         typed, "statement", "month", "acme", "2026-11"
     )
-    for suffix, begins in (("html", b"<!doctype html>"), ("pdf", b"%PDF-"), ("xlsx", b"PK"), ("json", b"{")):
+    await downloaded(typed, tmp_path, asked, {"html": b"<!doctype html>", "xlsx": b"PK", "json": b"{"})
+
+
+@pytest.mark.usefixtures("pango")
+async def test_a_statement_is_a_pdf_if_the_file_is_one(typed: Typed, tmp_path: Path) -> None:
+    await downloaded(typed, tmp_path, ("statement", "show", DAY, "--tenant", "acme"), {"pdf": b"%PDF-"})
+
+
+async def downloaded(typed: Typed, tmp_path: Path, asked: Sequence[str], begins_of: Mapping[str, bytes]) -> None:
+    for suffix, begins in begins_of.items():
         file = tmp_path / f"statement.{suffix}"
         await said(typed, *asked, "-o", str(file))
         await said(typed, "statement", "month", "acme", "2026-11", "-o", str(file))

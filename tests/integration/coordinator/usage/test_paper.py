@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.async_api import Page, async_playwright
+from playwright.async_api import Page, ViewportSize, async_playwright
 
 from coordinator.usage.rules.sheet import csv_file
 from tests.integration.coordinator.admin_harness import (
@@ -21,7 +21,7 @@ from tests.integration.coordinator.admin_harness import (
 )
 from tests.integration.coordinator.spreadsheets import csv_rows
 from tests.integration.coordinator.usage.test_statements import DAY, at
-from tests.machine_parts import program
+from tests.parts import part
 
 pytestmark = pytest.mark.anyio
 NOVEMBER = "2026-11"
@@ -35,6 +35,7 @@ POLICIES = [
     for quota in QUOTAS
 ]
 BERLIN, KOLKATA = "2026-11_Europe:Berlin_60", "2026-11-18_Asia:Kolkata_330"
+WINDOW: ViewportSize = {"width": 800, "height": 1100}
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -64,11 +65,20 @@ async def region(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> Regio
 
 
 @pytest.fixture
-async def browser_page() -> AsyncIterator[Page]:
-    path = program("chromium")
+def chromium() -> Path:
+    return part("chromium")
+
+
+@pytest.fixture
+def soffice() -> Path:
+    return part("libreoffice")
+
+
+@pytest.fixture
+async def browser_page(chromium: Path) -> AsyncIterator[Page]:
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=str(path), args=FLAGS)
-        yield await browser.new_page(viewport={"width": 800, "height": 1100})
+        browser = await playwright.chromium.launch(executable_path=str(chromium), args=FLAGS)
+        yield await browser.new_page(viewport=WINDOW)
         await browser.close()
 
 
@@ -84,7 +94,7 @@ BROKEN = """() => [...document.querySelectorAll('.number')].filter(cell => {
 async def test_no_number_of_a_page_is_broken_in_a_browser(
     finance: httpx.AsyncClient, browser_page: Page, tmp_path: Path
 ) -> None:
-    """This holds on the screen, on paper and in a narrow window."""
+    """This holds on the screen and on paper, and numbers stay whole in a window of a telephone's width too."""
     for path in (
         f"periods/{BERLIN}/statement?tenant=acme&",
         f"tenants/acme/statements/{NOVEMBER}?",
@@ -98,6 +108,10 @@ async def test_no_number_of_a_page_is_broken_in_a_browser(
             await browser_page.emulate_media(media=medium)
             broken = await browser_page.evaluate(BROKEN)
             assert [each for each in broken if each != "too wide" or "reconciliation" not in path] == [], (path, medium)
+        await browser_page.set_viewport_size({"width": 360, "height": 800})
+        await browser_page.emulate_media(media="screen")
+        assert {*await browser_page.evaluate(BROKEN)} <= {"too wide"}, path
+        await browser_page.set_viewport_size(WINDOW)
         picture = await browser_page.screenshot(path=str(tmp_path / "page.png"), full_page=True)
         assert len(picture) > 1000
 
@@ -118,7 +132,7 @@ async def test_a_statement_can_be_sent(finance: httpx.AsyncClient, browser_page:
     assert pdf.count(b"/Type /Page\n") == 1
 
 
-@pytest.mark.usefixtures("region")
+@pytest.mark.usefixtures("pango", "region")
 async def test_a_statement_is_a_pdf_of_the_same_bytes_each_time(finance: httpx.AsyncClient) -> None:
     path = f"/v1/periods/{BERLIN}/statement?tenant=acme&format=pdf"
     first, second = await finance.get(path), await finance.get(path)
@@ -163,19 +177,18 @@ async def test_a_month_has_all_its_periods_of_all_calendars(
 NAMES = ["007", "1e5", "2026-11-05", "Müller-Söhne", "=1+1", "k_5585574065970e78", "MAR1", "12/2026"]
 
 
-async def in_libreoffice(file: Path) -> list[list[str]]:
+async def in_libreoffice(soffice: Path, file: Path) -> list[list[str]]:
     """Open a file in LibreOffice as a double click does, and return the cells as it shows them.
 
     On a screen its dialog takes UTF-8 from the mark of a CSV file. Without a screen there is no dialog, and it is told.
     """
-    program_ = program("soffice", "libreoffice")
     profile = f"-env:UserInstallation={(file.parent / 'profile').as_uri()}"
     words = [profile, "--headless", "--convert-to", "csv:Text - txt - csv (StarCalc):44,34,76,1,,0,false,true,false"]
     if file.suffix == ".csv":
         words.append("--infilter=CSV:44,34,76,1")
     out = file.parent / "out"
     process = await asyncio.create_subprocess_exec(
-        program_, *words, "--outdir", out, file, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        soffice, *words, "--outdir", out, file, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     said, _ = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode == 0, said
@@ -183,7 +196,7 @@ async def in_libreoffice(file: Path) -> list[list[str]]:
 
 
 async def test_libreoffice_shows_the_cells_as_they_are(
-    admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient, tmp_path: Path
+    soffice: Path, admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     await admin.put("/v1/limits", json=DOCUMENT)
     region = await open_region(admin_harness, admin, "eu-west")
@@ -198,9 +211,9 @@ async def test_libreoffice_shows_the_cells_as_they_are(
         file = tmp_path / f"statement.{suffix}"
         file.write_bytes(answer.content)
         assert file.suffix != ".csv" or answer.content.startswith(b"\xef\xbb\xbf")
-        shown = await in_libreoffice(file)
+        shown = await in_libreoffice(soffice, file)
         assert [row[:12] for row in shown[:2]] == [row[:12] for row in wanted[:2]], suffix
     assert wanted[1][:4] == ["007", "007", "", DAY]
     file = tmp_path / "names.csv"
     file.write_bytes(csv_file([["tenant", "n"], *zip(NAMES, range(len(NAMES)), strict=True)]))
-    assert await in_libreoffice(file) == [["tenant", "n"], *[[name, str(n)] for n, name in enumerate(NAMES)]]
+    assert await in_libreoffice(soffice, file) == [["tenant", "n"], *[[name, str(n)] for n, name in enumerate(NAMES)]]
