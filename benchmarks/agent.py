@@ -117,7 +117,7 @@ class _Bench:
         return await compare(
             self._reference(connections)
             | {
-                "EVALSHA check.lua, by our load generator": partial(by_hand, resp(*self._by_hand)),
+                "FCALL check, by our load generator": partial(by_hand, resp(*self._by_hand)),
                 "EVAL of nothing": partial(nothing, resp("EVAL", "return 1", "0")),
                 "POST /v1/check": partial(checked, "/benchmark"),
                 "of a hot key, by slices": partial(checked, "/sliced"),
@@ -143,7 +143,7 @@ class _Bench:
     async def draw_latencies(self) -> None:
         """Under load that comes on a schedule, up to more than can be borne."""
         asked = {
-            "EVALSHA by hand": (self._store, resp(*self._by_hand)),
+            "FCALL by hand": (self._store, resp(*self._by_hand)),
             "POST /v1/check": (self._agent, post("/v1/check", json.dumps(check("/benchmark")).encode())),
         }
         lines: dict[str, list[tuple[float, float]]] = {}
@@ -176,7 +176,7 @@ class _Bench:
         """Return redis-benchmark's figures, or None if it is not installed: then our own generator is the reference."""
         if found() is None:
             return {}
-        name = "redis-benchmark EVALSHA check.lua" + (f" -P {pipeline}" if pipeline > 1 else "")
+        name = "redis-benchmark FCALL check" + (f" -P {pipeline}" if pipeline > 1 else "")
         turn = RedisBenchmark(
             self._store_url, self._by_hand, connections=connections, seconds=self._seconds, pipeline=pipeline
         )
@@ -222,7 +222,7 @@ class Recorder(StoreConnection):
 
     async def scripts_run(self) -> int:
         info: bytes = await super().call("INFO", "commandstats")
-        lines = [line for line in info.splitlines() if line.startswith((b"cmdstat_evalsha:", b"cmdstat_eval:"))]
+        lines = [line for line in info.splitlines() if line.startswith(b"cmdstat_fcall:")]
         return sum(int(line.partition(b"calls=")[2].partition(b",")[0]) for line in lines)
 
 

@@ -10,13 +10,17 @@
 -- ARGV[6]  1: the store may not know of something that was admitted before; else 0
 -- Returns  1, or 0 if the store is another incarnation by now: then the epoch is not for it
 
-local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'nonce', 'mono', 'last')
-if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return 0 end
-redis.call('HSET', KEYS[1], 'epoch', ARGV[3], 'lanes', ARGV[4], 'exempt', ARGV[5])
-redis.call('HDEL', KEYS[1], 'kept_epoch')
-if ARGV[6] == '1' then
-  local mono = require('parts/clock')(fence[3], fence[4])
-  redis.call('HSET', KEYS[1], 'data_lost_at', string.format('%.0f', mono))
+local clock = require('parts/clock')
+
+return function()
+  local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'nonce', 'mono', 'last')
+  if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return 0 end
+  redis.call('HSET', KEYS[1], 'epoch', ARGV[3], 'lanes', ARGV[4], 'exempt', ARGV[5])
+  redis.call('HDEL', KEYS[1], 'kept_epoch')
+  if ARGV[6] == '1' then
+    local mono = clock.read(fence[3], fence[4])
+    redis.call('HSET', KEYS[1], 'data_lost_at', string.format('%.0f', mono))
+  end
+  redis.call('HSET', KEYS[2], ARGV[3], ARGV[4])
+  return 1
 end
-redis.call('HSET', KEYS[2], ARGV[3], ARGV[4])
-return 1

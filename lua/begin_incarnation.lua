@@ -15,9 +15,11 @@ local function fence()
   return redis.call('HMGET', KEYS[1], 'fingerprint', 'nonce', 'epoch', 'lanes', 'kept_epoch', 'exempt')
 end
 
-local before = fence()
-if before[1] == ARGV[1] and before[2] ~= ARGV[3] then return before end
-redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1], 'nonce', ARGV[2])
-redis.call('HDEL', KEYS[1], 'epoch', 'lanes', 'kept_epoch', 'exempt')
-if ARGV[4] ~= '' and before[3] == ARGV[4] then redis.call('HSET', KEYS[1], 'kept_epoch', ARGV[4]) end
-return fence()
+return function()
+  local before = fence()
+  if before[1] == ARGV[1] and before[2] ~= ARGV[3] then return before end
+  redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1], 'nonce', ARGV[2])
+  redis.call('HDEL', KEYS[1], 'epoch', 'lanes', 'kept_epoch', 'exempt')
+  if ARGV[4] ~= '' and before[3] == ARGV[4] then redis.call('HSET', KEYS[1], 'kept_epoch', ARGV[4]) end
+  return fence()
+end

@@ -38,52 +38,65 @@
 -- key of another type, a malformed value) fails alone; an error of the store itself (no memory, no disk) fails the
 -- call.
 
+local clock, algorithms, reasons = require('parts/clock'), require('parts/algorithms'), require('parts/reasons')
+local number = require('parts/number')
+
 local DENIED, ALLOWED, REPLAYED, ANOTHER_BODY, FAILED = '\0', '\1', '\2', '\3', '\4'
-local POLICY_BYTES = 57
+local POLICY, POLICY_BYTES = '<Bi8i8i8i8i8i8i8', 57
 
-local function is_peek(mode) return mode == 'peek' or mode == 'peek_adjust' end
-local function is_hold(mode) return mode == 'hold' or mode == 'hold_adjust' end
-local function is_adjustment(mode) return mode == 'adjust' or mode == 'peek_adjust' or mode == 'hold_adjust' end
+local IS_PEEK = {peek = true, peek_adjust = true}
+local IS_HOLD = {hold = true, hold_adjust = true}
+local IS_ADJUSTMENT = {adjust = true, peek_adjust = true, hold_adjust = true}
 
-local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last', 'data_lost_at')
-if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return {'fenced'} end
-local mono, now = require('parts/clock')(fence[3], fence[4])
+local key, at -- where the next key and the next argument of this call are
+local answers, answered = {}, 0 -- the texts of this call's answer, and how many there are: those behind are of another
 
-local algorithm_named = require('parts/algorithms')(mono, now, fence[5])
-local key, at = 2, 4 -- where the next key and the next argument are
+-- The request that is decided now, and its policies. The next one overwrites all of their fields: new tables would cost
+-- the store as much as the decision.
+local request, policies = {}, {}
 
--- Read the policies of a request. Two of them may share a key: it is read once, and each takes its cost of it.
-local function read_policies(count)
-  local policies, states = {}, {}
-  for i = 1, count do
-    local algorithm, state = algorithm_named(ARGV[at]), states[KEYS[key]]
+local function add_answer(text)
+  answered = answered + 1
+  answers[answered] = text
+end
+
+-- Read the policies of the request. Two of them may share a key: it is read once, and each takes its cost of it.
+local function read_policies()
+  local states = request.count > 1 and {}
+  for i = 1, request.count do
+    local policy, algorithm, state = policies[i], algorithms[ARGV[at]], states and states[KEYS[key]]
+    if not policy then
+      policy = {}
+      policies[i] = policy
+    end
     if not state then
       state = algorithm.look(key, at + 2)
       state.taken = 0
-      states[KEYS[key]] = state
+      if states then states[KEYS[key]] = state end
     end
-    policies[i] = {algorithm = algorithm, state = state, key = key, at = at + 2, cost = tonumber(ARGV[at + 1])}
+    policy.algorithm, policy.state, policy.key, policy.at = algorithm, state, key, at + 2
+    policy.cost, policy.units, policy.reason, policy.retry_ms = number(ARGV[at + 1]), nil, nil, nil
     key, at = key + algorithm.keys, at + 2 + algorithm.arguments
   end
-  return policies
 end
 
 local function skip_policies(count)
   for _ = 1, count do
-    local algorithm = algorithm_named(ARGV[at])
+    local algorithm = algorithms[ARGV[at]]
     key, at = key + algorithm.keys, at + 2 + algorithm.arguments
   end
 end
 
 -- Decide each policy, and return whether an enforced one denies. An algorithm without `keep` is for holds only.
-local function decide(policies, is_enforced, may_hold)
+local function decide(is_enforced, may_hold)
   local is_refused = false
-  for _, policy in ipairs(policies) do
-    local algorithm = policy.algorithm
-    if algorithm.keep or may_hold then
-      policy.reason, policy.retry_ms = algorithm.refuse(policy.state, policy.cost, is_enforced)
-    else policy.reason = 'hold_needed' end
-    if not policy.reason then policy.state.taken = policy.state.taken + policy.cost
+  for i = 1, request.count do
+    local policy = policies[i]
+    local algorithm, state, cost = policy.algorithm, policy.state, policy.cost
+    local reason, retry_ms = 'hold_needed', nil
+    if algorithm.keep or may_hold then reason, retry_ms = algorithm.refuse(state, cost, is_enforced) end
+    policy.reason, policy.retry_ms = reason, retry_ms
+    if not reason then state.taken = state.taken + cost
     elseif not algorithm.is_shadow then is_refused = true end
   end
   return is_refused
@@ -91,18 +104,25 @@ end
 
 -- Pack the decision of one policy. Where nothing is taken, `remaining` is what there was.
 local function pack_policy(policy, is_taken)
+  local reason, state = policy.reason, policy.state
   local limit, remaining, reset_ms, available, last_grant, delay_ms =
-    policy.algorithm.tell(policy.state, is_taken and policy.state.taken or 0)
-  local reason = policy.reason and require('parts/reasons')[policy.reason] or 0
-  return struct.pack('<Bi8i8i8i8i8i8i8', reason, limit, remaining, reset_ms, policy.retry_ms or 0,
-    available or remaining, last_grant or 0, not policy.reason and delay_ms or 0)
+    policy.algorithm.tell(state, is_taken and state.taken or 0)
+  return struct.pack(POLICY, reason and reasons[reason] or 0, limit, remaining, reset_ms, policy.retry_ms or 0,
+    available or remaining, last_grant or 0, not reason and delay_ms or 0)
+end
+
+local function pack_policies(is_taken)
+  if request.count == 1 then return pack_policy(policies[1], is_taken) end
+  local packed = {}
+  for i = 1, request.count do packed[i] = pack_policy(policies[i], is_taken) end
+  return table.concat(packed)
 end
 
 -- A hold as the operation's record has it, and as the answer has it.
 local function pack_hold_record(hold) return hold and struct.pack('<dI2', hold.due, #hold.id) .. hold.id or '' end
 local function pack_hold(hold)
   if not hold then return '' end
-  local left_ms = math.max(0, math.ceil((hold.due - mono) / 1000))
+  local left_ms = math.max(0, math.ceil((hold.due - clock.mono) / 1000))
   return struct.pack('<i8I2', left_ms, #hold.id) .. hold.id
 end
 
@@ -114,29 +134,31 @@ local function read_record(text, was_hold)
 end
 
 local function read_request()
-  local request = {mode = ARGV[at], times = tonumber(ARGV[at + 1]), count = tonumber(ARGV[at + 2]),
-    operation = ARGV[at + 3]}
+  local operation = ARGV[at + 3]
+  request.mode, request.times, request.count = ARGV[at], number(ARGV[at + 1]), number(ARGV[at + 2])
+  request.operation, request.record, request.remembered_ms, request.known, request.hold = operation, nil, nil, nil, nil
   at = at + 4
-  if request.operation ~= '' then
+  if operation ~= '' then
     request.record, request.remembered_ms = KEYS[key], ARGV[at]
     request.known = redis.call('GET', request.record)
     key, at = key + 1, at + 1
   end
-  if is_hold(request.mode) then
-    request.hold = {id = ARGV[at], name = ARGV[at + 1], due = mono + ARGV[at + 2] * 1000}
+  if IS_HOLD[request.mode] then
+    request.hold = {id = ARGV[at], name = ARGV[at + 1], due = clock.mono + ARGV[at + 2] * 1000}
     at = at + 3
   end
-  return request
 end
 
 -- Set units aside for each policy that can hold. All parts of a hold run out together; a shadow may run out earlier.
-local function set_aside(policies, hold)
+local function set_aside(hold)
   local parts = 0
-  for _, policy in ipairs(policies) do
+  for i = 1, request.count do
+    local policy = policies[i]
     local shortens = policy.state.longest_us and not policy.algorithm.is_shadow
-    if shortens then hold.due = math.min(hold.due, mono + policy.state.longest_us) end
+    if shortens then hold.due = math.min(hold.due, clock.mono + policy.state.longest_us) end
   end
-  for _, policy in ipairs(policies) do
+  for i = 1, request.count do
+    local policy = policies[i]
     local set_aside_units = policy.algorithm.hold
     if set_aside_units then parts = parts + 1 end
     if set_aside_units and not policy.reason then
@@ -146,8 +168,9 @@ local function set_aside(policies, hold)
 end
 
 -- Take the cost in memory, for the next time to find. A policy that denies here is a shadow, and takes nothing.
-local function take(policies, hold)
-  for _, policy in ipairs(policies) do
+local function take(hold)
+  for i = 1, request.count do
+    local policy = policies[i]
     local algorithm, state = policy.algorithm, policy.state
     local is_kept = not policy.reason and not (hold and algorithm.hold)
     if is_kept then policy.units = (policy.units or 0) + policy.cost end
@@ -158,21 +181,16 @@ local function take(policies, hold)
   end
 end
 
-local function keep(policies)
-  for _, policy in ipairs(policies) do
+local function keep()
+  for i = 1, request.count do
+    local policy = policies[i]
     if policy.units then policy.algorithm.keep(policy.state, policy.key, policy.at, policy.units) end
   end
 end
 
-local function pack_policies(policies, is_taken)
-  local parts = {}
-  for i, policy in ipairs(policies) do parts[i] = pack_policy(policy, is_taken) end
-  return table.concat(parts)
-end
-
 -- Answer a known operation, which takes nothing: with the decisions of then, or, if its policies have changed, with
 -- their state now.
-local function replay(request)
+local function replay()
   local operation, count = request.operation, request.count
   if string.sub(request.known, 1, #operation) ~= operation then
     skip_policies(count)
@@ -182,45 +200,52 @@ local function replay(request)
   if #packed == count * POLICY_BYTES then
     skip_policies(count)
   else
-    local policies = read_policies(count)
-    decide(policies, false, true)
-    packed = pack_policies(policies, false)
+    read_policies()
+    decide(false, true)
+    packed = pack_policies(false)
   end
   return REPLAYED .. pack_hold(hold) .. packed
 end
 
-local function remember(request, packed)
+local function remember(packed)
   local record = request.operation .. pack_hold_record(request.hold) .. packed
   redis.call('SET', request.record, record, 'PX', request.remembered_ms)
 end
 
+-- Decide the request once. Return its answer, and whether it took nothing.
+local function decide_once(mode, hold)
+  local is_refused = decide(not IS_ADJUSTMENT[mode], hold or IS_PEEK[mode])
+  if is_refused then return DENIED .. pack_policies(false), true end
+  if IS_PEEK[mode] then return ALLOWED .. pack_policies(false), true end
+  -- From here on nothing may fail: everything was checked above.
+  if hold then set_aside(hold) end
+  local packed = pack_policies(true)
+  take(hold)
+  if request.record then remember(packed) end
+  return hold and ALLOWED .. pack_hold(hold) .. packed or ALLOWED .. packed
+end
+
 -- Decide a request as often as asked. After a denial nothing is taken, so the remaining times have the same answer.
-local function answer_to(request)
-  if request.known then return replay(request) end
-  local mode, hold, answers = request.mode, request.hold, {}
-  local policies = read_policies(request.count)
-  for i = 1, request.times do
-    local is_refused = decide(policies, not is_adjustment(mode), hold or is_peek(mode))
-    if is_refused or is_peek(mode) then
-      local packed = (is_refused and DENIED or ALLOWED) .. pack_policies(policies, false)
-      answers[i] = string.rep(packed, request.times - i + 1)
+local function answer_request()
+  read_request()
+  if request.known then return add_answer(replay()) end
+  read_policies()
+  local mode, hold, times = request.mode, request.hold, request.times
+  for i = 1, times do
+    local answer, took_nothing = decide_once(mode, hold)
+    if took_nothing then
+      add_answer(times == 1 and answer or string.rep(answer, times - i + 1))
       break
     end
-    -- From here on nothing may fail: everything was checked above.
-    if hold then set_aside(policies, hold) end
-    local packed = pack_policies(policies, true)
-    take(policies, hold)
-    if request.record then remember(request, packed) end
-    answers[i] = ALLOWED .. pack_hold(hold) .. packed
+    add_answer(answer)
   end
-  keep(policies)
-  return table.concat(answers)
+  keep()
 end
 
 -- Skip a request that failed, wherever in it that was.
 local function skip_request(first_key, first_at)
   local has_operation = ARGV[first_at + 3] ~= '' and 1 or 0
-  local of_hold = is_hold(ARGV[first_at]) and 3 or 0
+  local of_hold = IS_HOLD[ARGV[first_at]] and 3 or 0
   key, at = first_key + has_operation, first_at + 4 + has_operation + of_hold
   skip_policies(tonumber(ARGV[first_at + 2]))
 end
@@ -233,16 +258,30 @@ local function failed(fault)
   return FAILED .. struct.pack('<I2', #text) .. text
 end
 
-local function decide_next() return answer_to(read_request()) end
+local left -- how many requests of this call are not answered
+local first_key, first_at, first_answer -- of the request that is decided now
 
-local answer = {}
-for i = 1, tonumber(ARGV[3]) do
-  local first_key, first_at = key, at
-  local is_decided, packed = pcall(decide_next)
-  if not is_decided then
-    packed = string.rep(failed(packed), tonumber(ARGV[first_at + 1]))
-    skip_request(first_key, first_at)
+local function answer_requests()
+  while left > 0 do
+    first_key, first_at, first_answer = key, at, answered
+    answer_request()
+    left = left - 1
   end
-  answer[i] = packed
 end
-return table.concat(answer)
+
+return function()
+  local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last', 'data_lost_at')
+  if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return {'fenced'} end
+  clock.read(fence[3], fence[4], fence[5])
+  key, at, answered, left = 2, 4, 0, tonumber(ARGV[3])
+  while left > 0 do
+    local is_done, fault = pcall(answer_requests)
+    if not is_done then -- the request fails alone, and the others are decided
+      answered = first_answer
+      add_answer(string.rep(failed(fault), tonumber(ARGV[first_at + 1])))
+      skip_request(first_key, first_at)
+      left = left - 1
+    end
+  end
+  return table.concat(answers, '', 1, answered)
+end

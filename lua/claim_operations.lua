@@ -14,11 +14,7 @@
 -- executed it, or if another claimant has it. A script that finds a claim charges nothing, as if it had executed the
 -- operation before, so it makes no difference whether a call that timed out is executed before or after this one.
 
-if redis.call('HGET', KEYS[1], 'fingerprint') ~= ARGV[1] then return {'fenced'} end
-
-local claimant = ARGV[2]
-
-local function claim(record, body, remembered_ms)
+local function claim(record, claimant, body, remembered_ms)
   local known = redis.call('GET', record)
   if known == body .. claimant then return 'claimed' end
   if known then return string.sub(known, 1, #body) == body and 'charged' or 'another_body' end
@@ -26,6 +22,9 @@ local function claim(record, body, remembered_ms)
   return 'claimed'
 end
 
-local answer = {'claims'}
-for i = 2, #KEYS do answer[i] = claim(KEYS[i], ARGV[2 * i - 1], ARGV[2 * i]) end
-return answer
+return function()
+  if redis.call('HGET', KEYS[1], 'fingerprint') ~= ARGV[1] then return {'fenced'} end
+  local answer = {'claims'}
+  for i = 2, #KEYS do answer[i] = claim(KEYS[i], ARGV[2], ARGV[2 * i - 1], ARGV[2 * i]) end
+  return answer
+end

@@ -5,10 +5,12 @@
 -- ARGV[2]  epoch
 -- Returns  {'fenced'} | {'noted', 1 if the region is partitioned, the units overdrawn in this store}
 
-local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last', 'overdrawn')
-if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return {'fenced'} end
-local mono = require('parts/clock')(fence[3], fence[4])
-local partition = require('parts/partition')
+local clock, partition = require('parts/clock'), require('parts/partition')
 
-partition.note(mono)
-return {'noted', partition.is_partitioned(mono) and 1 or 0, tonumber(fence[5] or 0)}
+return function()
+  local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last', 'overdrawn')
+  if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return {'fenced'} end
+  local mono = clock.read(fence[3], fence[4])
+  partition.note(mono)
+  return {'noted', partition.is_partitioned(mono) and 1 or 0, tonumber(fence[5] or 0)}
+end

@@ -30,13 +30,11 @@
 -- of those before cover it (parts/pieces). With the last piece, and for quotas whose lines fit, it is the lease's own
 -- count. That is kept apart from the lines on purpose: the coordinator compares the two.
 
+local clock, holds, pieces = require('parts/clock'), require('parts/holds'), require('parts/pieces')
+local periods, ended_periods = require('parts/period_change'), require('parts/ended_period')
+
 local MAX_LEASES = 100
 local MAX_BYTES = 256 * 1024 -- a batch may exceed it by one quota's totals
-
-local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'mono', 'last', 'epoch')
-if fence[1] ~= ARGV[1] then return {'fenced'} end
-local mono, now = require('parts/clock')(fence[2], fence[3])
-local holds, ended_periods = require('parts/holds')(mono, now), require('parts/ended_period')
 
 -- The index of a quota's first key.
 local function key_of(i) return 4 + (i - 5) * 4 end
@@ -53,27 +51,12 @@ local function is_lost(i)
     and (redis.call('ZSCORE', KEYS[3], ARGV[i]) or redis.call('EXISTS', KEYS[key + 2]) == 1)
 end
 
-if fence[4] == ARGV[2] then
-  for i = 5, #ARGV do
-    if is_lost(i) then return {'lost', ARGV[i]} end
-  end
-end
-
 local function whole(number) return string.format('%.0f', number) end
 
 local function answer(bytes, seq, more)
-  local is_next_due = more and redis.call('ZCOUNT', KEYS[3], '-inf', whole(mono)) > 0
-  return {'frozen', bytes, tonumber(seq), whole(mono), held(), is_next_due and 1 or 0}
+  local is_next_due = more and redis.call('ZCOUNT', KEYS[3], '-inf', whole(clock.mono)) > 0
+  return {'frozen', bytes, tonumber(seq), whole(clock.mono), held(), is_next_due and 1 or 0}
 end
-
-local lane = redis.call('HMGET', KEYS[2], 'seq', 'frozen', 'frozen_seq', 'pieces_from', 'pieces_to')
-if lane[2] then return answer(lane[2], lane[3], true) end
-
-local seq = tonumber(lane[1] or 0) + 1
-local pieces = require('parts/pieces')(seq, lane[4], lane[5])
-local leases, dropped, cleaned, left_over, reported, counted, touched = {}, {}, {}, {}, {}, {}, {}
-local oldest = mono -- usage in this batch
-local lines_left, bytes_left = tonumber(ARGV[4]), MAX_BYTES
 
 local function json_of(lines)
   local texts = {}
@@ -104,61 +87,82 @@ local function periods_of(lease)
   return found, fields
 end
 
-local function report(quota, each, consumed, lines)
+local function report(batch, quota, each, consumed, lines)
   local text = '{"quota":' .. cjson.encode(quota) .. ',"period":' .. cjson.encode(each.period)
     .. ',"granted":' .. each.granted .. ',"overage":' .. each.overage
     .. ',"consumed":' .. whole(consumed) .. ',"returned":' .. each.returned
     .. (each.overdrawn ~= '0' and ',"overdrawn":' .. each.overdrawn or '')
     .. ',"lines":[' .. json_of(lines) .. ']}'
-  leases[#leases + 1] = text
-  bytes_left = bytes_left - #text
+  batch.leases[#batch.leases + 1] = text
+  batch.bytes_left = batch.bytes_left - #text
 end
 
 -- Add a quota to the batch. Return false, with nothing changed, if its periods do not fit in any more.
-local function freeze(quota, key, is_last)
+local function freeze(batch, quota, key, is_last)
   local lease, lines = KEYS[key], KEYS[key + 1]
-  if fence[4] == ARGV[2] then require('parts/period_change').take_over(lease, quota, KEYS[3], mono) end
+  if batch.is_current then periods.take_over(lease, quota, KEYS[3], clock.mono) end
   holds.sweep({lease = lease, lines = lines, dirty = KEYS[3], holds = KEYS[key + 2], due = KEYS[key + 3],
     quota = quota})
-  local periods, fields = periods_of(lease)
-  if #leases > 0 and #leases + #periods > MAX_LEASES then return false end
-  local is_whole = #periods <= MAX_LEASES
+  local found, fields = periods_of(lease)
+  if #batch.leases > 0 and #batch.leases + #found > MAX_LEASES then return false end
+  local is_whole = #found <= MAX_LEASES
   -- A quota takes half of the room that is left, so one with very many lines does not crowd out those behind it.
-  local room = is_last and lines_left or math.ceil(lines_left / 2)
-  local by_period, taken, is_complete = pieces.take(lines, periods, room, bytes_left)
-  for i = 1, math.min(#periods, MAX_LEASES) do
-    local each = periods[i]
+  local room = is_last and batch.lines_left or math.ceil(batch.lines_left / 2)
+  local by_period, taken, is_complete = pieces.take(lines, found, room, batch.bytes_left)
+  for i = 1, math.min(#found, MAX_LEASES) do
+    local each = found[i]
     local own_lines = by_period[each.period]
-    local consumed = pieces.covered(lines, fields, each, own_lines.units, is_complete)
-    report(quota, each, consumed, own_lines)
-    counted[#counted + 1] = {lease, each.period, consumed}
-    for _, line in ipairs(own_lines) do dropped[#dropped + 1] = {lines, line.field} end
+    local consumed = pieces.covered(batch.first_seq, lines, fields, each, own_lines.units, is_complete)
+    report(batch, quota, each, consumed, own_lines)
+    batch.counted[#batch.counted + 1] = {lease, each.period, consumed}
+    for _, line in ipairs(own_lines) do batch.dropped[#batch.dropped + 1] = {lines, line.field} end
     if each.ended then
-      each.ended.reported_seq = is_complete and seq or 0
-      reported[#reported + 1] = {lease, each.period, each.ended}
+      each.ended.reported_seq = is_complete and batch.seq or 0
+      batch.reported[#batch.reported + 1] = {lease, each.period, each.ended}
     end
   end
-  lines_left = lines_left - taken
-  oldest = math.min(oldest, tonumber(fields['unreported_since'] or mono))
-  if #periods > 0 then touched[#touched + 1] = lease end
-  if is_whole and is_complete then cleaned[#cleaned + 1] = quota else left_over[#left_over + 1] = quota end
+  batch.lines_left = batch.lines_left - taken
+  batch.oldest = math.min(batch.oldest, tonumber(fields['unreported_since'] or batch.oldest))
+  if #found > 0 then batch.touched[#batch.touched + 1] = lease end
+  local quotas = is_whole and is_complete and batch.cleaned or batch.left_over
+  quotas[#quotas + 1] = quota
   return true
 end
 
-for i = 5, #ARGV do
-  if lines_left <= 0 or bytes_left <= 0 or not freeze(ARGV[i], key_of(i), i == #ARGV) then break end
+-- Write the batch: what leaves the lines is in its bytes.
+local function write(batch, bytes)
+  redis.call('HSET', KEYS[2], 'frozen', bytes, 'frozen_seq', whole(batch.seq), 'pieces_from', whole(batch.first_seq),
+    'pieces_to', whole(batch.seq), 'frozen_since', whole(batch.oldest))
+  for _, line in ipairs(batch.dropped) do redis.call('HDEL', line[1], line[2]) end
+  for _, each in ipairs(batch.reported) do ended_periods.write(each[1], each[2], each[3]) end
+  for _, each in ipairs(batch.counted) do pieces.write(each[1], each[2], each[3], batch.seq) end
+  for _, lease in ipairs(batch.touched) do redis.call('HSET', lease, 'reported', whole(clock.mono)) end
+  for _, quota in ipairs(batch.cleaned) do redis.call('ZREM', KEYS[3], quota) end
+  for _, quota in ipairs(batch.left_over) do redis.call('ZADD', KEYS[3], 0, quota) end
 end
 
-local bytes = '{"epoch":' .. ARGV[2] .. ',"lane":' .. ARGV[3] .. ',"seq":' .. whole(seq)
-  .. ',"leases":[' .. table.concat(leases, ',') .. ']}'
+return function()
+  local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'mono', 'last', 'epoch')
+  if fence[1] ~= ARGV[1] then return {'fenced'} end
+  clock.read(fence[2], fence[3])
+  local is_current = fence[4] == ARGV[2]
+  for i = 5, #ARGV do
+    if is_current and is_lost(i) then return {'lost', ARGV[i]} end
+  end
 
--- From here on nothing may fail: what leaves the lines is in the bytes.
-redis.call('HSET', KEYS[2], 'frozen', bytes, 'frozen_seq', whole(seq), 'pieces_from', whole(pieces.from),
-  'pieces_to', whole(seq), 'frozen_since', whole(oldest))
-for _, line in ipairs(dropped) do redis.call('HDEL', line[1], line[2]) end
-for _, each in ipairs(reported) do ended_periods.write(each[1], each[2], each[3]) end
-for _, each in ipairs(counted) do pieces.write(each[1], each[2], each[3]) end
-for _, lease in ipairs(touched) do redis.call('HSET', lease, 'reported', whole(mono)) end
-for _, quota in ipairs(cleaned) do redis.call('ZREM', KEYS[3], quota) end
-for _, quota in ipairs(left_over) do redis.call('ZADD', KEYS[3], 0, quota) end
-return answer(bytes, seq, #dropped > 0 or #cleaned > 0)
+  local lane = redis.call('HMGET', KEYS[2], 'seq', 'frozen', 'frozen_seq', 'pieces_from', 'pieces_to')
+  if lane[2] then return answer(lane[2], lane[3], true) end
+  local seq = tonumber(lane[1] or 0) + 1
+  local batch = {seq = seq, first_seq = pieces.first_seq(seq, lane[4], lane[5]), is_current = is_current,
+    leases = {}, dropped = {}, cleaned = {}, left_over = {}, reported = {}, counted = {}, touched = {},
+    oldest = clock.mono, lines_left = tonumber(ARGV[4]), bytes_left = MAX_BYTES}
+  for i = 5, #ARGV do
+    local has_room = batch.lines_left > 0 and batch.bytes_left > 0
+    if not has_room or not freeze(batch, ARGV[i], key_of(i), i == #ARGV) then break end
+  end
+  local bytes = '{"epoch":' .. ARGV[2] .. ',"lane":' .. ARGV[3] .. ',"seq":' .. whole(seq)
+    .. ',"leases":[' .. table.concat(batch.leases, ',') .. ']}'
+  -- From here on nothing may fail.
+  write(batch, bytes)
+  return answer(bytes, seq, #batch.dropped > 0 or #batch.cleaned > 0)
+end

@@ -24,6 +24,8 @@
 -- check over several cells: a part that ran out cannot be spent any more, for the check has not been answered yet. A
 -- shadow part follows where it can, and decides nothing; a hold of shadow parts only is `nothing_held`.
 
+local clock, algorithms = require('parts/clock'), require('parts/algorithms')
+
 local MAY_BECOME = {
   open = {commit = 'committed', spend = 'committed', release = 'released', extend = 'open', look = 'open'},
   lapsed = {commit = 'committed', release = 'released', look = 'lapsed'},
@@ -32,30 +34,28 @@ local MAY_BECOME = {
   released = {release = 'released', look = 'released'},
 }
 
-local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last', 'data_lost_at')
-if fence[1] ~= ARGV[1] then return {'fenced'} end
-local mono, now = require('parts/clock')(fence[3], fence[4])
-
-local action, amount = ARGV[5], tonumber(ARGV[6])
-local algorithm_named = require('parts/algorithms')(mono, now, fence[5])
-local parts, shadows, is_evidence, is_missing = {}, {}, false, false
-local key, at = 3, 8
-
-for i = 1, tonumber(ARGV[7]) do
-  local algorithm = algorithm_named(ARGV[at])
-  local part = algorithm.find(key, at + 2, ARGV[4] .. '/' .. i)
-  local among = algorithm.is_shadow and shadows or parts
-  if part then
-    part.algorithm, among[#among + 1] = algorithm, part
-  elseif not algorithm.is_passing then return {'unknown'} end
-  is_missing = is_missing or not part and not algorithm.is_shadow
-  is_evidence = is_evidence or not algorithm.is_passing
-  key, at = key + algorithm.keys, at + 2 + algorithm.arguments
+-- Find the parts of the hold. Return those that are enforced, those in shadow, and whether any is accounting; nil if
+-- one is unknown that must be known.
+local function find_parts()
+  local parts, shadows, is_evidence, is_missing = {}, {}, false, false
+  local key, at = 3, 8
+  for i = 1, tonumber(ARGV[7]) do
+    local algorithm = algorithms[ARGV[at]]
+    local part = algorithm.find(key, at + 2, ARGV[4] .. '/' .. i)
+    local among = algorithm.is_shadow and shadows or parts
+    if part then
+      part.algorithm, among[#among + 1] = algorithm, part
+    elseif not algorithm.is_passing then return nil end
+    is_missing = is_missing or not part and not algorithm.is_shadow
+    is_evidence = is_evidence or not algorithm.is_passing
+    key, at = key + algorithm.keys, at + 2 + algorithm.arguments
+  end
+  if #parts == 0 and is_missing then return nil end
+  return parts, shadows, is_evidence
 end
-if #parts == 0 and is_missing then return {'unknown'} end
 
 -- Reply with the state of one part: a charged one if there is any, else the first allowance, else the first part.
-local function reply(outcome)
+local function reply(parts, outcome)
   local first = parts[1]
   if not first then return {outcome, 'nothing_held', 0, 0, 0} end
   for _, part in ipairs(parts) do
@@ -65,29 +65,43 @@ local function reply(outcome)
       break
     end
   end
-  local left_ms = first.state == 'open' and math.ceil((first.due - mono) / 1000) or 0
+  local left_ms = first.state == 'open' and math.ceil((first.due - clock.mono) / 1000) or 0
   return {outcome, first.state, first.units, first.committed, left_ms}
 end
 
-for _, part in ipairs(parts) do
+-- Why a part does not permit the action; nil if it does.
+local function refusal(part, action, amount, parts)
   local is_another = part.state == 'committed' and action == 'commit' and part.committed ~= amount
-  if not MAY_BECOME[part.state][action] or is_another then return reply('ended') end
-  if action == 'commit' and part.state ~= 'committed' and amount * #parts > part.most then return reply('too_many') end
+  if not MAY_BECOME[part.state][action] or is_another then return 'ended' end
+  if action == 'commit' and part.state ~= 'committed' and amount * parts > part.most then return 'too_many' end
   local may_extend = action ~= 'extend' or not part.algorithm.may_extend or part.algorithm.may_extend(part)
-  if not may_extend then return reply('not_extended') end
+  if not may_extend then return 'not_extended' end
 end
 
-local due = mono + amount * 1000
-for _, part in ipairs(parts) do due = math.min(due, mono + (part.longest_us or math.huge)) end
-
--- From here on nothing may fail: everything was checked above.
-local function follow(part)
+local function follow(part, action, amount, due)
   local becomes = MAY_BECOME[part.state][action]
   if not becomes then return end -- in shadow
   if action == 'extend' then part.algorithm.extend(part, due)
   elseif becomes ~= part.state then part.algorithm.finish(part, becomes, action == 'spend' and part.units or amount) end
 end
-for _, part in ipairs(parts) do follow(part) end
-for _, part in ipairs(shadows) do follow(part) end
-if is_evidence and fence[2] ~= ARGV[2] then redis.call('HSET', KEYS[2], ARGV[2], ARGV[3]) end
-return reply('done')
+
+return function()
+  local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last', 'data_lost_at')
+  if fence[1] ~= ARGV[1] then return {'fenced'} end
+  local mono = clock.read(fence[3], fence[4], fence[5])
+  local action, amount = ARGV[5], tonumber(ARGV[6])
+  local parts, shadows, is_evidence = find_parts()
+  if not parts then return {'unknown'} end
+
+  local due = mono + amount * 1000
+  for _, part in ipairs(parts) do
+    local refused = refusal(part, action, amount, #parts)
+    if refused then return reply(parts, refused) end
+    due = math.min(due, mono + (part.longest_us or math.huge))
+  end
+  -- From here on nothing may fail: everything was checked above.
+  for _, part in ipairs(parts) do follow(part, action, amount, due) end
+  for _, part in ipairs(shadows) do follow(part, action, amount, due) end
+  if is_evidence and fence[2] ~= ARGV[2] then redis.call('HSET', KEYS[2], ARGV[2], ARGV[3]) end
+  return reply(parts, 'done')
+end

@@ -11,13 +11,15 @@
 --
 -- A record whose hold runs out at moment 0 is that of an operation that is spent completely.
 
-if redis.call('HGET', KEYS[1], 'fingerprint') ~= ARGV[1] then return {'fenced'} end
-local known, body = redis.call('GET', KEYS[2]), ARGV[2]
-if not known or string.sub(known, 1, #body) ~= body or #known < #body + 10 then return 0 end
-local due, length, after = struct.unpack('<dI2', string.sub(known, #body + 1))
-local begin = #body + after
-if string.sub(known, begin, begin + length - 1) ~= ARGV[3] then return 0 end
-if ARGV[5] == '1' then due = 0 end
-local record = body .. struct.pack('<dI2', due, #ARGV[4]) .. ARGV[4] .. string.sub(known, begin + length)
-redis.call('SET', KEYS[2], record, 'KEEPTTL')
-return 1
+return function()
+  if redis.call('HGET', KEYS[1], 'fingerprint') ~= ARGV[1] then return {'fenced'} end
+  local known, body = redis.call('GET', KEYS[2]), ARGV[2]
+  if not known or string.sub(known, 1, #body) ~= body or #known < #body + 10 then return 0 end
+  local due, length, after = struct.unpack('<dI2', string.sub(known, #body + 1))
+  local begin = #body + after
+  if string.sub(known, begin, begin + length - 1) ~= ARGV[3] then return 0 end
+  if ARGV[5] == '1' then due = 0 end
+  local record = body .. struct.pack('<dI2', due, #ARGV[4]) .. ARGV[4] .. string.sub(known, begin + length)
+  redis.call('SET', KEYS[2], record, 'KEEPTTL')
+  return 1
+end

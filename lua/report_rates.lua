@@ -19,10 +19,9 @@
 -- half full two seconds later: lowered by what the bucket holds beyond its half, or raised by what it lacks, an eighth
 -- at most. A share above that is lowered to it, also for the time after it; nothing raises it from here.
 
-local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last')
-if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return {'fenced'} end
-local mono = require('parts/clock')(fence[3], fence[4])
-local shares = require('parts/share')
+local clock, shares = require('parts/clock'), require('parts/share')
+local add_demand = require('parts/regional_demand')
+
 local function whole(number) return string.format('%.0f', number) end
 
 local HALF_FULL_IN_MS = 2000
@@ -41,16 +40,21 @@ local function lower_share(key, state, rate_micro)
     kept = share.kept})
 end
 
-local answer = {'reported', whole(mono)}
-for i = 0, (#KEYS - 1) / 2 - 1 do
-  local key, at = KEYS[2 + 2 * i], 4 + 4 * i
-  local state = shares.read(key, tonumber(ARGV[at]), tonumber(ARGV[at + 1]), mono)
-  local demand = require('parts/regional_demand')(KEYS[3 + 2 * i], ARGV[3], ARGV[at + 2], mono)
-  if ARGV[at + 3] == '1' then demand = corrected_by_level(state, demand) end
-  if ARGV[at + 3] == '1' and state.share then lower_share(key, state, demand) end
-  answer[#answer + 1] = state.share and whole(state.share.number) or '0'
-  answer[#answer + 1] = whole(state.rate_micro)
-  answer[#answer + 1] = state.share and whole(math.max(0, state.share.spent)) or '0'
-  answer[#answer + 1] = whole(demand)
+return function()
+  local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last')
+  if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return {'fenced'} end
+  local mono = clock.read(fence[3], fence[4])
+  local answer = {'reported', whole(mono)}
+  for i = 0, (#KEYS - 1) / 2 - 1 do
+    local key, at = KEYS[2 + 2 * i], 4 + 4 * i
+    local state = shares.read(key, tonumber(ARGV[at]), tonumber(ARGV[at + 1]))
+    local demand = add_demand(KEYS[3 + 2 * i], ARGV[3], ARGV[at + 2], mono)
+    if ARGV[at + 3] == '1' then demand = corrected_by_level(state, demand) end
+    if ARGV[at + 3] == '1' and state.share then lower_share(key, state, demand) end
+    answer[#answer + 1] = state.share and whole(state.share.number) or '0'
+    answer[#answer + 1] = whole(state.rate_micro)
+    answer[#answer + 1] = state.share and whole(math.max(0, state.share.spent)) or '0'
+    answer[#answer + 1] = whole(demand)
+  end
+  return answer
 end
-return answer

@@ -18,20 +18,24 @@
 --
 -- Nothing is given up here: the coordinator's next share lowers what the region may take, and holders keep their slots.
 
-local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last', 'data_lost_at')
-if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return {'fenced'} end
-local mono, now = require('parts/clock')(fence[3], fence[4])
-local slots = require('parts/algorithms')(mono, now, fence[5])('concurrency')
+local clock, slots = require('parts/clock'), require('algorithms/concurrency')
+local add_demand = require('parts/regional_demand')
+
 local function whole(number) return string.format('%.0f', number) end
 
-local answer = {'reported', whole(mono)}
-for i = 0, (#KEYS - 1) / 4 - 1 do
-  local key, at = 2 + 4 * i, 4 + 4 * i
-  local state = slots.look(key, at)
-  local demand = require('parts/regional_demand')(KEYS[key + 3], ARGV[3], ARGV[at + 3], mono)
-  answer[#answer + 1] = whole(state.share and state.share.number or 0)
-  answer[#answer + 1] = whole(math.max(state.limit, state.used))
-  answer[#answer + 1] = whole(state.used + demand)
-  answer[#answer + 1] = whole(slots.forgotten_ms(ARGV[at + 1] * 1000))
+return function()
+  local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last', 'data_lost_at')
+  if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return {'fenced'} end
+  local mono = clock.read(fence[3], fence[4], fence[5])
+  local answer = {'reported', whole(mono)}
+  for i = 0, (#KEYS - 1) / 4 - 1 do
+    local key, at = 2 + 4 * i, 4 + 4 * i
+    local state = slots.look(key, at)
+    local demand = add_demand(KEYS[key + 3], ARGV[3], ARGV[at + 3], mono)
+    answer[#answer + 1] = whole(state.share and state.share.number or 0)
+    answer[#answer + 1] = whole(math.max(state.limit, state.used))
+    answer[#answer + 1] = whole(state.used + demand)
+    answer[#answer + 1] = whole(slots.forgotten_ms(ARGV[at + 1] * 1000))
+  end
+  return answer
 end
-return answer

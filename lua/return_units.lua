@@ -18,14 +18,8 @@
 -- What was spent of the lease is reported at once, though nothing of it may be returned. An older epoch admits nothing
 -- any more, so what is read here of it is final, except what is held: its lease is reported even if nothing is left.
 
-local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last')
-if fence[1] ~= ARGV[1] or not fence[2] then return {'fenced'} end
-local mono, now = require('parts/clock')(fence[3], fence[4])
-local periods, holds = require('parts/period_change'), require('parts/holds')(mono, now)
+local clock, holds, periods = require('parts/clock'), require('parts/holds'), require('parts/period_change')
 local report_due = require('parts/report_due')
-periods.take_over(KEYS[2], ARGV[3], KEYS[3], mono)
-holds.sweep({lease = KEYS[2], dirty = KEYS[3], lines = KEYS[4], holds = KEYS[5],
-  due = KEYS[6], quota = ARGV[3]})
 
 local function number(text) return tonumber(text or 0) end
 
@@ -45,8 +39,16 @@ local function return_current()
   return return_idle('', tonumber(ARGV[4]), tonumber(ARGV[7]))
 end
 
-local units = return_current()
-if ARGV[5] == 'return' then units = units + return_idle('next:', 0) end
-local is_left_over = fence[2] ~= ARGV[2] and redis.call('EXISTS', KEYS[2]) == 1
-if is_left_over or redis.call('ZSCORE', KEYS[3], ARGV[3]) then report_due.report_at_once(ARGV[3], KEYS[3]) end
-return {'returned', units}
+return function()
+  local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last')
+  if fence[1] ~= ARGV[1] or not fence[2] then return {'fenced'} end
+  local mono = clock.read(fence[3], fence[4])
+  periods.take_over(KEYS[2], ARGV[3], KEYS[3], mono)
+  holds.sweep({lease = KEYS[2], dirty = KEYS[3], lines = KEYS[4], holds = KEYS[5],
+    due = KEYS[6], quota = ARGV[3]})
+  local units = return_current()
+  if ARGV[5] == 'return' then units = units + return_idle('next:', 0) end
+  local is_left_over = fence[2] ~= ARGV[2] and redis.call('EXISTS', KEYS[2]) == 1
+  if is_left_over or redis.call('ZSCORE', KEYS[3], ARGV[3]) then report_due.report_at_once(ARGV[3], KEYS[3]) end
+  return {'returned', units}
+end

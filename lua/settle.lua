@@ -28,6 +28,7 @@
 -- ARGV     +13 1 if the quota is in this period now, else 0
 -- ARGV     +14 report_within_ms
 -- ARGV     +15 report_at: the consumed total at which to report at once; 0 for none
+-- Flags    allow-oom: it frees memory, so a full store runs it as well
 -- Returns  {'fenced'} | {'lost', quota key} | {'settled', 1 if a batch was dropped, for each lease the units that it
 --          gained …}
 --
@@ -40,10 +41,13 @@
 -- `lost`: the store has no lease although one was used or reported here. It has lost data, so its epoch is over;
 -- installed anew, the lease would admit the same units again. Nothing has changed then.
 
+local clock, partition, report_due = require('parts/clock'), require('parts/partition'), require('parts/report_due')
+local periods, ended_periods = require('parts/period_change'), require('parts/ended_period')
+
 local VALUES = 16 -- arguments of a lease
 
-local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last')
-if fence[1] ~= ARGV[1] then return {'fenced'} end
+-- Of this call: when the request was sent, whether the reply drops a batch, and whether another has overtaken it.
+local sent, dropped, is_late
 
 local function argument_of(i) return 6 + (i - 1) * VALUES end
 
@@ -56,45 +60,29 @@ local function is_lost(i)
     or redis.call('EXISTS', KEYS[key + 1]) == 1
 end
 
-if fence[2] == ARGV[2] then
-  for i = 1, tonumber(ARGV[5]) do
-    if is_lost(i) then return {'lost', ARGV[argument_of(i)]} end
-  end
-end
-
-local dropped = 0
-if ARGV[3] ~= '0' and redis.call('HGET', KEYS[2], 'frozen_seq') == ARGV[3] then
-  redis.call('HDEL', KEYS[2], 'frozen', 'frozen_seq', 'frozen_since')
-  redis.call('HSET', KEYS[2], 'seq', ARGV[3])
-  dropped = 1
-end
-local answer = {'settled', dropped}
 local function whole(number) return string.format('%.0f', number) end
 
-if fence[2] ~= ARGV[2] then
-  local function raise_totals(key, prefix, at)
-    local f = redis.call('HMGET', key, prefix .. 'period', prefix .. 'granted', prefix .. 'overage')
-    if f[1] ~= ARGV[at + 1] then return end
-    redis.call('HSET', key, prefix .. 'granted', whole(math.max(tonumber(f[2]), tonumber(ARGV[at + 2]))),
-      prefix .. 'overage', whole(math.max(tonumber(f[3] or 0), tonumber(ARGV[at + 3]))))
-  end
+local function raise_totals(key, prefix, at)
+  local f = redis.call('HMGET', key, prefix .. 'period', prefix .. 'granted', prefix .. 'overage')
+  if f[1] ~= ARGV[at + 1] then return end
+  redis.call('HSET', key, prefix .. 'granted', whole(math.max(tonumber(f[2]), tonumber(ARGV[at + 2]))),
+    prefix .. 'overage', whole(math.max(tonumber(f[3] or 0), tonumber(ARGV[at + 3]))))
+end
+-- Raise the granted totals of an older epoch's leases, so that all of them can be returned.
+local function raise_all_totals()
   for i = 1, tonumber(ARGV[5]) do
     raise_totals(KEYS[2 * i + 2], '', argument_of(i))
     raise_totals(KEYS[2 * i + 2], 'next:', argument_of(i))
   end
-  return answer
 end
 
-local sent = tonumber(ARGV[4])
-local mono = require('parts/clock')(fence[3], fence[4])
-local partition = require('parts/partition')
-partition.forget()
-local periods, ended_periods = require('parts/period_change'), require('parts/ended_period')
-local report_due = require('parts/report_due')
-
--- A late reply, which another one has overtaken, may still raise totals, but begins no lease: what it says was used is
--- out of date.
-local is_late = tonumber(ARGV[3]) < tonumber(redis.call('HGET', KEYS[2], 'seq') or 0)
+-- Drop the batch that the reply acknowledges, if it is there. Return 1 if it was, else 0.
+local function drop_batch()
+  if ARGV[3] == '0' or redis.call('HGET', KEYS[2], 'frozen_seq') ~= ARGV[3] then return 0 end
+  redis.call('HDEL', KEYS[2], 'frozen', 'frozen_seq', 'frozen_since')
+  redis.call('HSET', KEYS[2], 'seq', ARGV[3])
+  return 1
+end
 
 -- Settle a period that has ended here. Nothing of it is spent, so a late grant is returned as well. It is forgotten
 -- when the coordinator has booked it as it is, and says that the period has ended, so it grants no more of it; and
@@ -159,7 +147,7 @@ local function install_next(key, quota, at, waiting, waiting_first)
   local starts = ARGV[at + 9] == '0' and sent
     or math.max(sent + ARGV[at + 9] * 1000, tonumber(redis.call('HGET', key, 'next:starts') or 0))
   redis.call('HSET', key, 'next:starts', whole(starts))
-  periods.take_over(key, quota, KEYS[3], mono)
+  periods.take_over(key, quota, KEYS[3], clock.mono)
   return redis.call('HGET', key, 'period') == period and more or 0
 end
 
@@ -193,7 +181,7 @@ local function may_wait(at, f, is_known)
 end
 
 local function install(key, quota, at)
-  periods.take_over(key, quota, KEYS[3], mono)
+  periods.take_over(key, quota, KEYS[3], clock.mono)
   local period, is_current = ARGV[at + 1], ARGV[at + 13] == '1'
   local f = redis.call('HMGET', key, 'period', 'first_minute', 'next:period', 'next:first_minute', 'ended:' .. period)
   if f[1] == period then return write(key, '', at) end
@@ -206,5 +194,27 @@ local function install(key, quota, at)
   return 0
 end
 
-for i = 1, tonumber(ARGV[5]) do answer[#answer + 1] = install(KEYS[2 * i + 2], ARGV[argument_of(i)], argument_of(i)) end
-return answer
+return function()
+  local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last')
+  if fence[1] ~= ARGV[1] then return {'fenced'} end
+  local is_current = fence[2] == ARGV[2]
+  for i = 1, tonumber(ARGV[5]) do
+    if is_current and is_lost(i) then return {'lost', ARGV[argument_of(i)]} end
+  end
+
+  dropped = drop_batch()
+  local answer = {'settled', dropped}
+  if not is_current then
+    raise_all_totals()
+    return answer
+  end
+  sent = tonumber(ARGV[4])
+  clock.read(fence[3], fence[4])
+  partition.forget()
+  -- A late reply may still raise totals, but begins no lease: what it says was used is out of date.
+  is_late = tonumber(ARGV[3]) < tonumber(redis.call('HGET', KEYS[2], 'seq') or 0)
+  for i = 1, tonumber(ARGV[5]) do
+    answer[#answer + 1] = install(KEYS[2 * i + 2], ARGV[argument_of(i)], argument_of(i))
+  end
+  return answer
+end

@@ -120,6 +120,7 @@ class RegionalAgent:
         parts: list[BackgroundLoop] = [self._signals, self._policies, self._blocks, self.health]
         for cell in self.cells:
             parts += (cell.epochs, cell.exchange_loop, cell.share_loop, StoreWatch(cell.store, cell.breaker))
+            parts.append(cell.scripts.library)
         loops = [asyncio.create_task(_forever(part), name=type(part).__name__) for part in parts]
         try:
             yield
@@ -189,6 +190,7 @@ class RegionalAgent:
         self.metrics.block_version.set(self.admission.blocks.version if self.admission.blocks is not None else 0)
         self.metrics.unreported_seconds.set(self.unreported_age_ms() / 1000)
         self.metrics.store_calls.set(self.store.calls)
+        self.metrics.library.show(cell.scripts.library for cell in self.cells)
         self.metrics.breaker.state(self.breaker())
         self.metrics.hot_keys.show(self.hottest(MAX_HOT_KEYS))
         self.health.measure()

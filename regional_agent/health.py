@@ -186,6 +186,8 @@ def store_findings(cell: Cell) -> Iterator[AgentFinding]:
     store, epochs = cell.store, cell.epochs
     if not store.connected:
         yield AgentFinding("store_unreachable", store.fault)
+    elif cell.scripts.library.refusal:
+        yield AgentFinding("store_functions_refused", cell.scripts.library.refusal)
     elif store.eviction_policy is None:
         text = "allowances are not admitted: the store's INFO shows no maxmemory_policy, and no setting vouches for it"
         yield AgentFinding("store_evicts", text)

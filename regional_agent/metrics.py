@@ -15,6 +15,7 @@ from protocol.check import PolicyAnswer
 from protocol.circuit_breaker import BreakerState
 from regional_agent.admission.decision_log import DecisionLog
 from regional_agent.leasing.rules.demand import HotKey
+from regional_agent.store.library import StoreLibrary, idle_libraries
 from regional_agent.store.rules.decision_timeout import DecisionTimeout
 from regional_agent.store.types import PartitionState
 from web.declared_metrics import DeclaredMetrics, counter, gauge, histogram, states, total
@@ -113,6 +114,24 @@ class StoreLatencyMetrics(DeclaredMetrics):
         self._timeout.set(timeout.seconds)
 
 
+class LibraryMetrics(DeclaredMetrics):
+    _loads = total("leasehold_store_library_loads", "Times that the agent loaded its function library into a store.")
+    _idle = gauge(
+        "leasehold_store_library_idle_seconds",
+        "Time since an agent last used each function library in the store; `own`: this agent uses it.",
+        "library",
+        "own",
+    )
+
+    def show(self, libraries: Iterable[StoreLibrary]) -> None:
+        libraries = list(libraries)
+        self._loads.set(sum(each.loads for each in libraries))
+        self._idle.clear()
+        own = libraries[0].library.name
+        for name, idle_s in idle_libraries(libraries).items():
+            self._idle.labels(name, str(name == own).lower()).set(idle_s)
+
+
 class HotKeyMetrics(DeclaredMetrics):
     _keys = gauge(
         "leasehold_hot_key_units_per_second",
@@ -184,6 +203,7 @@ class AgentMetrics(DeclaredMetrics):
         self.journal = JournalMetrics(self.registry)
         self.decision_log = DecisionLog(self.registry)
         self.store_latency = StoreLatencyMetrics(self.registry)
+        self.library = LibraryMetrics(self.registry)
         self.refusals = RefusalMetrics(self.registry)
         self.epochs = EpochMetrics(self.registry)
         self.partition = PartitionMetrics(self.registry)

@@ -6,12 +6,13 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, FilePath, SecretStr, field_validator, model_validator
+from pydantic import DirectoryPath, Field, FilePath, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from protocol.identifiers import REGION_PATTERN
 from regional_agent.store.address import StoreAddress
 from regional_agent.store.opening import StoreAccess
+from regional_agent.store.sources import library_in
 from web.connections import MAX_CONNECTIONS
 from web.settings import Settings
 
@@ -117,6 +118,14 @@ class AgentSettings(Settings):
     store_timeout_ms: int = Field(
         default=250, ge=1, le=60_000, examples=[250], description="Time-out of store calls other than decisions."
     )
+    store_library: DirectoryPath | None = Field(
+        default=None,
+        examples=["/opt/leasehold-next/lua"],
+        description=(
+            "Directory of the Lua scripts that this agent runs in the store, to try or to keep another version than "
+            "its release's. Other agents of the region may run theirs at the same time."
+        ),
+    )
     decision_timeout_ms: int = Field(
         default=5,
         ge=1,
@@ -220,6 +229,13 @@ class AgentSettings(Settings):
     @classmethod
     def _is_a_store(cls, value: SecretStr) -> SecretStr:
         StoreAddress.parse(value.get_secret_value())  # its errors do not repeat the address
+        return value
+
+    @field_validator("store_library")
+    @classmethod
+    def _is_a_library(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            library_in(value)
         return value
 
     @model_validator(mode="after")

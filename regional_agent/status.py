@@ -12,6 +12,7 @@ from regional_agent.agent import RegionalAgent
 from regional_agent.cluster.cell import Cell
 from regional_agent.shared_limits.shared_limit import SLOT_MICRO
 from regional_agent.store.connection import KEEPS_ALL, StoreError, StoreUnavailable
+from regional_agent.store.library import idle_libraries
 from regional_agent.store.types import SlotCharge, StoreIncarnation
 from web.health import Health, HealthReason, HealthStatus
 
@@ -105,6 +106,8 @@ class Status(Struct, frozen=True, kw_only=True):
     store_breaker: BreakerState
     store_latency: StoreLatencyStatus
     store_eviction: str | None  # the `maxmemory-policy` of the store, and whether it is only assumed
+    store_library: str  # the version of the scripts that this agent runs in the store
+    store_libraries: dict[str, Units]  # all versions in the store: seconds since an agent last used each of them
     unreported_age_ms: Units
     stopped_lanes: dict[str, str]
     status: HealthStatus
@@ -144,6 +147,8 @@ async def status_of(region: RegionalAgent, health: Health) -> Status:
         store_breaker=region.breaker(),
         store_latency=_store_latency(region),
         store_eviction=_store_eviction(region),
+        store_library=region.cells[0].scripts.library.library.name,
+        store_libraries=idle_libraries(cell.scripts.library for cell in region.cells),
         unreported_age_ms=region.unreported_age_ms(),
         stopped_lanes=_stopped_lanes(region),
         status=health.status,

@@ -19,17 +19,12 @@
 -- says: less the overage that is booked already, and less what it `owes`, which was overdrawn and is not covered yet.
 -- Only a request that would be denied looks there.
 
-local mono, now = ...
+local clock, holds, period_change = require('parts/clock'), require('parts/holds'), require('parts/period_change')
+local partition, report_due = require('parts/partition'), require('parts/report_due')
 local MAX_UNITS = 9007199254740991
 
 local function number(text) return tonumber(text or 0) end
-local function ms_until(moment) return math.max(0, math.ceil((moment - mono) / 1000)) end
-
-local holds
-local function holds_part()
-  holds = holds or require('parts/holds')(mono, now)
-  return holds
-end
+local function ms_until(moment) return math.max(0, math.ceil((moment - clock.mono) / 1000)) end
 
 local function place(key, at)
   return {lease = KEYS[key], lines = KEYS[key + 1], dirty = KEYS[key + 2], holds = KEYS[key + 3], due = KEYS[key + 4],
@@ -43,19 +38,19 @@ end
 
 local function look(key, at)
   local f = read(key)
-  if f[13] and mono >= tonumber(f[13]) then
-    require('parts/period_change').take_over(KEYS[key], ARGV[at + 1], KEYS[key + 2], mono)
+  if f[13] and clock.mono >= tonumber(f[13]) then
+    period_change.take_over(KEYS[key], ARGV[at + 1], KEYS[key + 2], clock.mono)
     f = read(key)
   end
-  if f[14] and mono >= tonumber(f[14]) then
-    holds_part().sweep(place(key, at))
+  if f[14] and clock.mono >= tonumber(f[14]) then
+    holds.sweep(place(key, at))
     f = read(key)
   end
   local consumed = number(f[4])
   return {
     lease = KEYS[key], period = f[1], used = consumed + number(f[6]), limit = tonumber(ARGV[at]),
     available = number(f[2]) + number(f[3]) - consumed - number(f[5]) - number(f[6]),
-    held = number(f[6]), place = place(key, at),
+    held = number(f[6]), key = key, at = at, taken = 0,
     expires = number(f[7]), ends = number(f[8]), unallocated = number(f[9]),
     first_minute = number(f[10]), last_minute = number(f[11]), last_grant = number(f[12]), report_at = number(f[15]),
   }
@@ -66,7 +61,7 @@ local function overdraft(state)
   if not state.overdraft then
     local f = redis.call('HMGET', state.lease, 'overdraft', 'overage', 'owed')
     local left = number(f[1]) - number(f[2]) - number(f[3])
-    local may = left > 0 and mono < state.ends and require('parts/partition').is_partitioned(mono)
+    local may = left > 0 and clock.mono < state.ends and partition.is_partitioned(clock.mono)
     state.overdraft = may and left or 0
   end
   return state.overdraft
@@ -74,7 +69,7 @@ end
 
 -- How many of these units the lease lacks. An expired lease has none.
 local function shortfall(state, units)
-  if mono >= state.expires then return units end
+  if clock.mono >= state.expires then return units end
   return math.max(0, units - math.max(0, state.available))
 end
 
@@ -90,7 +85,7 @@ end
 
 -- Time until so many held units are free again, at most until the period's end.
 local function ms_to_free(state, units)
-  local free_at = units <= state.held and holds_part().free_at(state.place, state.period, units)
+  local free_at = units <= state.held and holds.free_at(place(state.key, state.at), state.period, units)
   return ms_until(free_at and math.min(free_at, state.ends) or state.ends)
 end
 
@@ -99,7 +94,7 @@ local function refuse(state, cost, is_enforced)
   if cost > state.limit and is_enforced or state.used + state.taken + cost > MAX_UNITS then
     reason = 'cost_above_limit'
   elseif not state.period then reason = 'no_lease'
-  elseif mono >= state.expires and is_enforced then reason = 'lease_expired'
+  elseif clock.mono >= state.expires and is_enforced then reason = 'lease_expired'
   elseif cost > state.available - state.taken and is_enforced then reason = 'lease_spent'
   end
   local is_short = reason == 'lease_expired' or reason == 'lease_spent'
@@ -117,15 +112,14 @@ end
 local function keep(state, key, at, units)
   if state.overdrawn then book_overdraft(state, state.overdrawn) end
   state.overdrawn = nil
-  local minute = math.min(math.max(math.floor(now / 60000000), state.first_minute), state.last_minute)
-  local line = state.period .. '|' .. string.format('%.0f', minute) .. '|' .. ARGV[at + 2]
-  local text = string.format('%.0f', units)
-  local consumed = redis.call('HINCRBY', KEYS[key], 'consumed', text)
-  local is_new_line = redis.call('HINCRBY', KEYS[key + 1], line, text) == units
+  local minute = math.min(math.max(math.floor(clock.now / 60000000), state.first_minute), state.last_minute)
+  local line = state.period .. '|' .. minute .. '|' .. ARGV[at + 2]
+  local consumed = redis.call('HINCRBY', KEYS[key], 'consumed', units)
+  local is_new_line = redis.call('HINCRBY', KEYS[key + 1], line, units) == units
   if consumed >= state.report_at and consumed - units < state.report_at then
-    require('parts/report_due').report_at_once(ARGV[at + 1], KEYS[key + 2])
+    report_due.report_at_once(ARGV[at + 1], KEYS[key + 2])
   elseif is_new_line then
-    require('parts/report_due').note_usage(KEYS[key], ARGV[at + 1], KEYS[key + 2], mono)
+    report_due.note_usage(KEYS[key], ARGV[at + 1], KEYS[key + 2], clock.mono)
   end
 end
 
@@ -134,13 +128,13 @@ local function hold(state, key, at, cost, name, due)
   local units = overdrawn_by(state)
   if units > 0 then book_overdraft(state, units) end
   state.overdraft = nil -- two parts of one hold on this lease are overdrawn together
-  holds_part().set_aside(place(key, at), {name = name, units = cost, due = due, last_minute = state.last_minute,
+  holds.set_aside(place(key, at), {name = name, units = cost, due = due, last_minute = state.last_minute,
     on_expiry = ARGV[at + 3], period = state.period, dimensions = ARGV[at + 2]})
 end
 
-local function find(key, at, name) return holds_part().find(place(key, at), name) end
-local function finish(part, state, units) return holds_part().finish(part, state, units) end
-local function extend(part, due) return holds_part().extend(part, due) end
+local function find(key, at, name) return holds.find(place(key, at), name) end
+local function finish(part, state, units) return holds.finish(part, state, units) end
+local function extend(part, due) return holds.extend(part, due) end
 
 local function tell(state, taken)
   local available = state.available - taken

@@ -21,14 +21,13 @@
 -- share for as long, for others may count on the share that it has forgotten, and its slots may still be in use.
 -- Extending a shared slot takes it anew: it is refused while more slots are in use than the region may have by now.
 
-local mono, _, data_lost_at = ...
-data_lost_at = data_lost_at and tonumber(data_lost_at)
+local clock = require('parts/clock')
 local MAX_UNITS, REMEMBERED_US, CHUNK = 9007199254740991, 600000000, 64
 local SLOT = '^(%a+) (%d+) (%d+) (%d+) (%d+)$'
 local SHARE, KEPT_US, SOON_MS = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$', 40000000, 1000
 
 local function whole(number) return string.format('%.0f', number) end
-local function ms_until(moment) return math.max(0, math.ceil((moment - mono) / 1000)) end
+local function ms_until(moment) return math.max(0, math.ceil((moment - clock.mono) / 1000)) end
 local function place(key) return {slots = KEYS[key], deadlines = KEYS[key + 1], retention = KEYS[key + 2]} end
 
 local function read(text)
@@ -53,13 +52,13 @@ end
 -- Free the slots that have run out: never more than the largest limit so far. If all have, there is nothing to add up.
 local function run_out(at)
   local last = redis.call('ZRANGE', at.deadlines, -1, -1, 'WITHSCORES')[2]
-  if last and tonumber(last) <= mono then
+  if last and tonumber(last) <= clock.mono then
     redis.call('HSET', at.slots, 'used', 0)
     redis.call('DEL', at.deadlines)
     return
   end
   while true do
-    local names = redis.call('ZRANGEBYSCORE', at.deadlines, '-inf', whole(mono), 'LIMIT', 0, CHUNK)
+    local names = redis.call('ZRANGEBYSCORE', at.deadlines, '-inf', whole(clock.mono), 'LIMIT', 0, CHUNK)
     if #names == 0 then return end
     redis.call('HINCRBY', at.slots, 'used', whole(-units_of(at, names)))
     redis.call('ZREMRANGEBYRANK', at.deadlines, 0, #names - 1)
@@ -67,7 +66,7 @@ local function run_out(at)
 end
 
 local function forget(at)
-  local names = redis.call('ZRANGEBYSCORE', at.retention, '-inf', whole(mono), 'LIMIT', 0, CHUNK)
+  local names = redis.call('ZRANGEBYSCORE', at.retention, '-inf', whole(clock.mono), 'LIMIT', 0, CHUNK)
   if #names == 0 then return end
   redis.call('HDEL', at.slots, unpack(names))
   redis.call('ZREMRANGEBYRANK', at.retention, 0, #names - 1)
@@ -80,12 +79,12 @@ local function share_of(at)
   local number, units, ends, after, longest_us, sent = string.match(text, SHARE)
   local share = {number = tonumber(number), units = tonumber(units), ends = tonumber(ends), after = tonumber(after),
     longest_us = tonumber(longest_us), kept = sent + KEPT_US + longest_us}
-  if mono < share.kept and not (data_lost_at and tonumber(sent) <= data_lost_at) then return share end
+  if clock.mono < share.kept and not (clock.data_lost_at and tonumber(sent) <= clock.data_lost_at) then return share end
 end
 
 local function in_force(share, base_share, longest_us)
-  if share then return mono < share.ends and share.units or share.after end
-  if data_lost_at and mono < data_lost_at + KEPT_US + longest_us then return 0 end
+  if share then return clock.mono < share.ends and share.units or share.after end
+  if clock.data_lost_at and clock.mono < clock.data_lost_at + KEPT_US + longest_us then return 0 end
   return base_share
 end
 
@@ -149,7 +148,7 @@ local function refuse(state, cost, is_enforced)
 end
 
 local function hold(state, _, _, cost, name, latest)
-  local due = math.min(latest, mono + state.longest_us)
+  local due = math.min(latest, clock.mono + state.longest_us)
   redis.call('HINCRBY', state.here.slots, 'used', whole(cost))
   if state.base_share < 0 then redis.call('HDEL', state.here.slots, 'base_share')
   else redis.call('HSET', state.here.slots, 'base_share', whole(state.base_share)) end
@@ -169,7 +168,7 @@ local function find(key, _, name)
   local text = redis.call('HGET', here.slots, name)
   if not text then return nil end
   local slot = read(text)
-  if slot.state == 'open' and slot.due <= mono then slot.state = 'lapsed' end
+  if slot.state == 'open' and slot.due <= clock.mono then slot.state = 'lapsed' end
   local share = redis.call('HEXISTS', here.slots, 'base_share') == 1 and share_of(here)
   if share then slot.longest_us = math.min(slot.longest_us, share.longest_us) end
   slot.here, slot.name, slot.most = here, name, MAX_UNITS
@@ -182,11 +181,11 @@ local function finish(slot, state, units)
     redis.call('ZREM', slot.here.deadlines, slot.name)
   end
   slot.state, slot.committed = state, units
-  write(slot.here, slot.name, slot, mono + REMEMBERED_US)
+  write(slot.here, slot.name, slot, clock.mono + REMEMBERED_US)
 end
 
 local function extend(slot, latest)
-  slot.due = math.max(slot.due, math.min(latest, mono + slot.longest_us))
+  slot.due = math.max(slot.due, math.min(latest, clock.mono + slot.longest_us))
   write_taken(slot.here, slot.name, slot)
 end
 
@@ -196,7 +195,7 @@ local function may_extend(slot)
 end
 
 -- For how much longer slots may be in use that this store has forgotten.
-local function forgotten_ms(longest_us) return data_lost_at and ms_until(data_lost_at + longest_us) or 0 end
+local function forgotten_ms(longest_us) return clock.data_lost_at and ms_until(clock.data_lost_at + longest_us) or 0 end
 
 -- Install a share if it is newer than the one before.
 local function install(key, share, sent)

@@ -8,14 +8,13 @@
 -- Returns  the algorithm. No window admits more than its limit; around the boundary of two windows, twice as much may
 --          pass within a moment. A changed limit is in force at once, with what the window has used.
 
-local mono = ...
-local share = require('parts/share')
+local clock, number, share = require('parts/clock'), require('parts/number'), require('parts/share')
 local MAX_UNITS = 9007199254740991
 
 local function look(key, at)
-  local state = share.look(KEYS[key], 'fixed', tonumber(ARGV[at]), tonumber(ARGV[at + 1]), mono)
+  local state = share.look(KEYS[key], share.LAYOUTS.fixed, number(ARGV[at]), number(ARGV[at + 1]))
   local window = ARGV[at + 2] * 1000
-  local started, used = mono, 0
+  local mono, started, used = clock.mono, clock.mono, 0
   if state.remembered ~= '' then started, used = struct.unpack('<dd', state.remembered) end
   if mono - started >= window then started, used = mono, 0 end
   state.started, state.used = started, used

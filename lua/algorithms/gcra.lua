@@ -6,13 +6,12 @@
 -- ARGV[2]  burst of the base share
 -- Returns  the algorithm. It admits what a token bucket of the same rate and burst admits, without any delay.
 
-local mono = ...
-local algorithm = require('parts/arrival')(mono)
-local tell = algorithm.tell
+local arrival = require('parts/arrival')
 
-function algorithm.tell(state, taken)
-  local limit, remaining, reset_ms, there, rate_micro = tell(state, taken)
+local function tell(state, taken)
+  local limit, remaining, reset_ms, there, rate_micro = arrival.tell(state, taken)
   return limit, remaining, reset_ms, there, rate_micro
 end
 
-return algorithm
+return {keys = arrival.keys, arguments = arrival.arguments, look = arrival.look, refuse = arrival.refuse,
+  take = arrival.take, keep = arrival.keep, tell = tell}

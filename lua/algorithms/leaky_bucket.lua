@@ -7,5 +7,4 @@
 -- Returns  the algorithm. `delay_ms` is the time until the request's turn; a request that would wait behind more than
 --          the burst is denied.
 
-local mono = ...
-return require('parts/arrival')(mono)
+return require('parts/arrival')

@@ -10,8 +10,7 @@
 -- Returns  the algorithm. It is exact and the most expensive: one entry for each request, or for a run of equal ones,
 --          so its limit is bounded where it is declared.
 
-local mono = ...
-local share = require('parts/share')
+local clock, number, share = require('parts/clock'), require('parts/number'), require('parts/share')
 local MAX_UNITS, CHUNK = 9007199254740991, 64
 
 -- Walk through the log from entry `from` on until `is_enough(moment, units)`, and return how many entries were passed.
@@ -28,9 +27,9 @@ local function walk(log, from, is_enough)
 end
 
 local function look(key, at)
-  local state = share.look(KEYS[key], 'log', tonumber(ARGV[at]), tonumber(ARGV[at + 1]), mono)
+  local state = share.look(KEYS[key], share.LAYOUTS.log, number(ARGV[at]), number(ARGV[at + 1]))
   local window = ARGV[at + 2] * 1000
-  local used, newest, over, is_over = 0, mono, 0, true
+  local mono, used, newest, over, is_over = clock.mono, 0, clock.mono, 0, true
   if state.remembered ~= '' then used, newest = struct.unpack('<dd', state.remembered) end
   if used > 0 and newest + window > mono then
     over = walk(KEYS[key + 1], 0, function(moment, units)
@@ -49,7 +48,7 @@ end
 
 -- Time until so many units are out of the window. Units that are not in the log yet were taken now.
 local function ms_to_free(state, units)
-  local free_at = mono + state.window
+  local free_at = clock.mono + state.window
   if not state.is_over then
     walk(state.log, state.over, function(moment, freed)
       units = units - freed
@@ -57,7 +56,7 @@ local function ms_to_free(state, units)
       return units <= 0
     end)
   end
-  return math.ceil((free_at - mono) / 1000)
+  return math.ceil((free_at - clock.mono) / 1000)
 end
 
 local function refuse(state, cost, is_enforced)
@@ -69,7 +68,7 @@ local function refuse(state, cost, is_enforced)
 end
 
 local function take(state)
-  state.used, state.newest = state.used + state.taken, mono
+  state.used, state.newest = state.used + state.taken, clock.mono
   share.take(state)
 end
 
@@ -79,15 +78,15 @@ local function keep(state, key, _, units)
   end
   state.is_over, state.over = false, 0
   local ttl_ms = state.window / 1000
-  redis.call('RPUSH', state.log, struct.pack('<dd', mono, units))
+  redis.call('RPUSH', state.log, struct.pack('<dd', clock.mono, units))
   redis.call('PEXPIRE', state.log, string.format('%.0f', ttl_ms + 1))
-  share.keep(KEYS[key], state, struct.pack('<dd', state.used, mono), ttl_ms)
+  share.keep(KEYS[key], state, struct.pack('<dd', state.used, clock.mono), ttl_ms)
 end
 
 local function tell(state, taken)
   local used = state.used + taken
-  local newest = taken > 0 and mono or state.newest
-  local reset_ms = used > 0 and math.ceil((newest + state.window - mono) / 1000) or 0
+  local newest = taken > 0 and clock.mono or state.newest
+  local reset_ms = used > 0 and math.ceil((newest + state.window - clock.mono) / 1000) or 0
   return state.burst, math.max(0, state.burst - used), reset_ms
 end
 

@@ -10,14 +10,13 @@
 --          in integers. It assumes that the previous window's units are evenly spread, so three numbers stand for any
 --          traffic. Where every window must be exact, use sliding_log.
 
-local mono = ...
-local share = require('parts/share')
+local clock, number, share = require('parts/clock'), require('parts/number'), require('parts/share')
 local MAX_USED = 1000000000 -- beyond it adjustments are dropped: times the longest window it is still exact
 
 local function look(key, at)
-  local state = share.look(KEYS[key], 'sliding', tonumber(ARGV[at]), tonumber(ARGV[at + 1]), mono)
+  local state = share.look(KEYS[key], share.LAYOUTS.sliding, number(ARGV[at]), number(ARGV[at + 1]))
   local window = tonumber(ARGV[at + 2])
-  local started, current, previous = mono, 0, 0
+  local mono, started, current, previous = clock.mono, clock.mono, 0, 0
   if state.remembered ~= '' then started, current, previous = struct.unpack('<ddd', state.remembered) end
   local elapsed_ms = math.max(0, math.floor((mono - started) / 1000))
   if elapsed_ms >= 2 * window then

@@ -10,8 +10,8 @@
 --          changes, up to the new burst. A negative cost returns units, up to the burst. An adjustment may drive the
 --          level below zero, but not below what is counted exactly: what is beyond is dropped.
 
-local mono = ...
-local share = require('parts/share')
+local clock, number, share = require('parts/clock'), require('parts/number'), require('parts/share')
+local LAYOUT = share.LAYOUTS.level
 local MAX_UNITS, NANO_UNITS, LONG_MS = 9007199254740991, 1000000000, 2147483648
 
 -- Time until the bucket has gained so many nano-units; without a rate it gains none.
@@ -20,17 +20,22 @@ local function ms_to_gain(nano_units, rate_micro, never_ms)
 end
 
 local function look(key, at)
-  local state = share.look(KEYS[key], 'level', tonumber(ARGV[at]), tonumber(ARGV[at + 1]), mono)
-  local full, rate_micro = state.burst * NANO_UNITS, state.rate_micro
-  local level, since = full, mono
-  if state.remembered ~= '' then level, since = struct.unpack('<dd', state.remembered) end
-  state.level, state.extra, state.since = share.filled(level, since, mono, rate_micro, full)
+  local state = share.look(KEYS[key], LAYOUT, number(ARGV[at]), number(ARGV[at + 1]))
+  local full = state.burst * NANO_UNITS
   state.full = full
+  if state.remembered == '' then
+    state.level, state.extra, state.since = full, 0, clock.mono
+  else
+    local level, since = struct.unpack('<dd', state.remembered)
+    state.level, state.extra, state.since = share.filled(level, since, clock.mono, state.rate_micro, full)
+  end
   return state
 end
 
 local function level_with(state, taken)
-  return math.min(math.max(state.level - taken * NANO_UNITS, -MAX_UNITS), state.full - state.extra)
+  local level, most = state.level - taken * NANO_UNITS, state.full - state.extra
+  if level > most then return most end
+  return level < -MAX_UNITS and -MAX_UNITS or level
 end
 
 local function refuse(state, cost, is_enforced)
@@ -58,7 +63,8 @@ local function tell(state, taken)
   local level = level_with(state, taken)
   local available = level + state.extra
   local reset_ms = ms_to_gain(state.full - available, state.rate_micro, 1000)
-  return state.burst, math.max(0, math.floor(available / NANO_UNITS)), reset_ms, available, state.rate_micro
+  local remaining = available > 0 and math.floor(available / NANO_UNITS) or 0
+  return state.burst, remaining, reset_ms, available, state.rate_micro
 end
 
 return {keys = 1, arguments = 2, look = look, refuse = refuse, take = take, keep = keep, tell = tell}

@@ -1,20 +1,15 @@
--- The algorithms of a call by name, each made once; `shadow:NAME` is NAME, decided and never enforced.
+-- The algorithms by name; `shadow:NAME` is NAME, decided and never enforced.
 --
 -- KEYS     none
 -- ARGV     none
--- Returns  a function of the store's clock and of when the store last lost data, which returns a function of a name
+-- Returns  a table; a name without an algorithm is an error
 
-return function(mono, now, data_lost_at)
-  local one_of = require('algorithms/*')
-  local known = {}
-  return function(name)
-    local algorithm = known[name]
-    if not algorithm then
-      local in_shadow = string.match(name, '^shadow:(.*)')
-      algorithm = one_of(in_shadow or name, mono, now, data_lost_at)
-      algorithm.is_shadow = in_shadow ~= nil
-      known[name] = algorithm
-    end
-    return algorithm
-  end
+local algorithms = {}
+
+for name, algorithm in pairs(require('algorithms/*')) do
+  local shadow = {is_shadow = true}
+  for field, value in pairs(algorithm) do shadow[field] = value end
+  algorithms[name], algorithms['shadow:' .. name] = algorithm, shadow
 end
+
+return algorithms

@@ -2,8 +2,8 @@
 --
 -- KEYS     none: the names of a quota's usage lines and lease are arguments
 -- ARGV     none
--- Returns  a function of the seq of the batch that is made, and of the lane's `pieces_from` and `pieces_to`, which
---          returns {from, take, covered, write}
+-- Returns  {first_seq, take, covered, write}; `first_seq` is a function of the seq of the batch that is made, and of
+--          the lane's `pieces_from` and `pieces_to`
 --
 -- `reported:PERIOD` of a lease has two numbers: the consumed total that the last batch reported of the period, and that
 -- batch's seq. It is valid if every batch of the lane since then was made by a script that writes it: those from
@@ -61,24 +61,23 @@ local function sum_of(key, period)
   return units
 end
 
-return function(seq, from, to)
-  local first = from and to == whole(seq - 1) and tonumber(from) or seq
+-- The first batch in a row since which each lease has `reported:PERIOD`.
+local function first_seq(seq, from, to) return from and to == whole(seq - 1) and tonumber(from) or seq end
 
-  local function reported_before(key, fields, each)
-    local units, at = string.match(fields['reported:' .. each.period] or '', '^(%d+) (%d+)$')
-    if at and tonumber(at) >= first then return tonumber(units) end
-    return each.consumed - sum_of(key, each.period)
-  end
-
-  -- The consumed total to report of a period whose lines in this batch have so many units.
-  local function covered(key, fields, each, units, is_complete)
-    if is_complete then return each.consumed end
-    return math.min(each.consumed, reported_before(key, fields, each) + units)
-  end
-
-  local function write(lease, period, consumed)
-    redis.call('HSET', lease, 'reported:' .. period, whole(consumed) .. ' ' .. whole(seq))
-  end
-
-  return {from = first, take = take, covered = covered, write = write}
+local function reported_before(first, key, fields, each)
+  local units, at = string.match(fields['reported:' .. each.period] or '', '^(%d+) (%d+)$')
+  if at and tonumber(at) >= first then return tonumber(units) end
+  return each.consumed - sum_of(key, each.period)
 end
+
+-- The consumed total to report of a period whose lines in this batch have so many units.
+local function covered(first, key, fields, each, units, is_complete)
+  if is_complete then return each.consumed end
+  return math.min(each.consumed, reported_before(first, key, fields, each) + units)
+end
+
+local function write(lease, period, consumed, seq)
+  redis.call('HSET', lease, 'reported:' .. period, whole(consumed) .. ' ' .. whole(seq))
+end
+
+return {first_seq = first_seq, take = take, covered = covered, write = write}

@@ -2,8 +2,8 @@
 --
 -- KEYS     none
 -- ARGV     none
--- Returns  {look, take, keep, read, level, install, filled, ahead, gain_ms}, functions of a key's name, a state or
---          numbers
+-- Returns  {LAYOUTS, look, take, keep, read, level, install, filled, ahead, gain_ms}: all but the first are functions
+--          of a key's name, a state or numbers
 --
 -- The string is the number of a layout (a byte, see LAYOUTS), then, where the region was given a share, doubles: the
 -- share's `number`, `rate_micro`, `ends` on the store's clock, `after_micro` (-1: base share), `kept` and `spent`;
@@ -12,6 +12,8 @@
 -- algorithm that finds another layout than its own begins anew. The key expires when its state says no more than an
 -- absent key.
 
+local clock = require('parts/clock')
+
 local LAYOUTS = {none = 0, level = 6, arrival = 7, fixed = 8, sliding = 9, log = 10}
 local SHARED, SHARE, SHARE_BYTES, SAFE = 128, '<dddddd', 48, -1
 local MAX_UNITS, LONG_MS = 9007199254740991, 2147483648
@@ -19,8 +21,8 @@ local MAX_UNITS, LONG_MS = 9007199254740991, 2147483648
 -- Refill a bucket up to a moment: the level after whole milliseconds, what the microseconds after them bring, and when
 -- those begin.
 local function filled(level, since, at, rate_micro, full)
-  level = math.min(full, level)
-  local elapsed_us = math.max(0, at - since)
+  if level >= full then return full, 0, at end
+  local elapsed_us = at > since and at - since or 0
   local beyond = elapsed_us % 1000 * rate_micro
   local extra, gained = (beyond - math.fmod(beyond, 1000)) / 1000, math.floor(elapsed_us / 1000) * rate_micro
   if gained + extra >= full - level then return full, 0, at end
@@ -64,7 +66,7 @@ end
 -- Return the rate in force, after the steps of the share that are over by now.
 local function pass(state, base_share_micro)
   local share = state.share
-  while share and state.mono >= share.ends do
+  while share and clock.mono >= share.ends do
     local at, old_micro, after_micro = share.ends, share.rate_micro, share.after_micro
     if after_micro == SAFE then
       share, state.share, after_micro = nil, nil, base_share_micro
@@ -76,10 +78,11 @@ local function pass(state, base_share_micro)
   return share and share.rate_micro or base_share_micro
 end
 
-local function read(key, base_share_micro, burst, mono)
+local function read(key, base_share_micro, burst)
   local packed = redis.call('GET', key)
-  local state = {layout = LAYOUTS.none, burst = burst, mono = mono, remembered = '', rate_micro = base_share_micro,
-    base_share_micro = base_share_micro}
+  -- The last four make room for what the algorithm adds, for a table that grows is made anew.
+  local state = {layout = LAYOUTS.none, burst = burst, remembered = '', rate_micro = base_share_micro,
+    base_share_micro = base_share_micro, taken = 0, share = nil, full = nil, level = nil, since = nil}
   if not packed then return state end
   state.layout = string.byte(packed)
   if state.layout < SHARED then
@@ -100,21 +103,21 @@ local function write(key, state, ttl_ms)
   if share then
     head = string.char(state.layout + SHARED) .. struct.pack(SHARE, share.number, share.rate_micro, share.ends,
       share.after_micro, share.kept, share.spent)
-    ttl_ms = math.max(ttl_ms, math.ceil((share.kept - state.mono) / 1000))
+    ttl_ms = math.max(ttl_ms, math.ceil((share.kept - clock.mono) / 1000))
   end
-  redis.call('SET', key, head .. state.remembered, 'PX', string.format('%.0f', math.max(1, ttl_ms)))
+  redis.call('SET', key, head .. state.remembered, 'PX', ttl_ms < 1 and 1 or ttl_ms)
 end
 
 local levels = {
   [LAYOUTS.level] = function(remembered, state, full)
     local level_then, since = struct.unpack('<dd', remembered)
-    local whole, extra = filled(level_then, since, state.mono, state.rate_micro, full)
+    local whole, extra = filled(level_then, since, clock.mono, state.rate_micro, full)
     return whole + extra
   end,
   [LAYOUTS.arrival] = function(remembered, state, full)
     local due, rest = struct.unpack('<dd', remembered)
     local rate_micro = math.max(1, state.rate_micro)
-    return full - ahead(due, math.min(rest, rate_micro - 1), state.mono, rate_micro)
+    return full - ahead(due, math.min(rest, rate_micro - 1), clock.mono, rate_micro)
   end,
 }
 
@@ -125,9 +128,9 @@ local function level(state)
 end
 
 -- Read a state: the share as long as it lasts, else the base share of the arguments, and the algorithm's state.
-local function look(key, layout_name, base_share_micro, burst, mono)
-  local state = read(key, base_share_micro, burst, mono)
-  if state.layout ~= LAYOUTS[layout_name] then state.layout, state.remembered = LAYOUTS[layout_name], '' end
+local function look(key, layout, base_share_micro, burst)
+  local state = read(key, base_share_micro, burst)
+  if state.layout ~= layout then state.layout, state.remembered = layout, '' end
   return state
 end
 
@@ -135,7 +138,7 @@ end
 -- the share is over the rate is the base share.
 local function gain_ms(state, ms, nano_units)
   if not state.share then return ms end
-  local over_ms = math.ceil((state.share.kept - state.mono) / 1000)
+  local over_ms = math.ceil((state.share.kept - clock.mono) / 1000)
   return math.min(ms, LONG_MS, over_ms + math.ceil(nano_units / math.max(1, state.base_share_micro)))
 end
 
@@ -151,14 +154,14 @@ end
 
 -- Install a share, in force from now on.
 local function install(key, state, share)
-  if share.ends <= state.mono then
+  if share.ends <= clock.mono then
     share.rate_micro, share.ends, share.after_micro = share.after_micro, share.kept, SAFE
   end
-  change(state, state.mono, state.rate_micro, share.rate_micro)
+  change(state, clock.mono, state.rate_micro, share.rate_micro)
   share.spent = state.share and state.share.spent or 0
   state.share, state.rate_micro = share, share.rate_micro
   write(key, state, redis.call('PTTL', key))
 end
 
-return {look = look, take = take, keep = keep, read = read, level = level, install = install, filled = filled,
-  ahead = ahead, gain_ms = gain_ms}
+return {LAYOUTS = LAYOUTS, look = look, take = take, keep = keep, read = read, level = level, install = install,
+  filled = filled, ahead = ahead, gain_ms = gain_ms}

@@ -27,6 +27,7 @@ from regional_agent.store.batcher import CheckBatcher
 from regional_agent.store.circuit_breaker import StoreCircuitBreaker
 from regional_agent.store.connection import Store, StoreUnavailable
 from regional_agent.store.scripts import Scripts
+from regional_agent.store.sources import library_in, shipped_library
 from regional_agent.store.types import Fenced, HoldState, KnownOperation, Operation, StoreIncarnation
 from regional_agent.store_outage.booking import JournalBooking
 from regional_agent.store_outage.fallback import OutageFallback
@@ -51,7 +52,8 @@ class Cell:
         self.store = store
         self.journal = journal
         self.metrics = metrics
-        self.scripts = Scripts(store, number)
+        library = shipped_library() if settings.store_library is None else library_in(settings.store_library)
+        self.scripts = Scripts(store, number, library)
         breaker = CircuitBreaker(settings.breaker_failures, settings.breaker_pause_ms)
         self.breaker = StoreCircuitBreaker(breaker, clock, metrics, self.scripts.probe, settings.breaker_pause_ms)
         self.epochs = EpochManager(store, self.scripts, coordinator, on_established=self.breaker.record_success)

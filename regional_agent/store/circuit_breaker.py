@@ -20,7 +20,7 @@ from regional_agent.store.connection import OnReply, Reply, StoreError, StoreUna
 
 log = structlog.get_logger()
 
-REQUEST_ERRORS = {"ERR", "WRONGTYPE", "NOSCRIPT"}  # codes of errors about a command; all others are the store's state
+REQUEST_ERRORS = {"ERR", "WRONGTYPE"}  # codes of errors about a command; all others are the store's state
 
 
 class StoreCircuitBreaker:

@@ -58,7 +58,7 @@ class StoreError(Exception):
 
 
 KEEPS_ALL = "noeviction"  # the only eviction policy that loses no lease
-SCRIPTS = frozenset({"EVALSHA", "EVAL"})
+SCRIPTS = frozenset({"FCALL"})
 UNREACHABLE = (OSError, TimeoutError, RedisError, StoreUnavailable, StoreError)
 
 

@@ -10,10 +10,11 @@ from protocol.identifiers import lane_of
 FENCE = b"lh:fence"
 EPOCHS = b"lh:epochs"
 PROBE = b"lh:probe"
+LIBRARIES = b"lh:libraries"
 
 
 def of_cell(name: bytes, cell: int | None) -> bytes:
-    """Return the name of FENCE, EPOCHS or PROBE in a cell of a Cluster, or in a single store (None)."""
+    """Return the name of FENCE, EPOCHS, PROBE or LIBRARIES in a cell of a Cluster, or in a single store (None)."""
     return name if cell is None else b"lh:{%d}:%s" % (cell, name.removeprefix(b"lh:"))
 
 

@@ -13,8 +13,9 @@ from protocol.units import MAX_UNITS
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.store import keys
 from regional_agent.store.codec import complete_runs, encode_call, operation_key
-from regional_agent.store.connection import Argument, Reply, Store, StoreError
-from regional_agent.store.sources import digests, sources
+from regional_agent.store.connection import Argument, Reply, Store
+from regional_agent.store.library import StoreLibrary
+from regional_agent.store.sources import Library, shipped_library
 from regional_agent.store.types import (
     SHADOW,
     AgentRateDemand,
@@ -61,24 +62,19 @@ _FENCE_FIELDS = ("fingerprint", "nonce", "epoch", "lanes", "kept_epoch", "exempt
 class Scripts:
     """The scripts of one store, or of one cell of a Cluster."""
 
-    def __init__(self, store: Store, cell: int | None = None) -> None:
+    def __init__(self, store: Store, cell: int | None = None, library: Library | None = None) -> None:
+        """`library`: another version of the scripts than this release's."""
         self._store = store
+        self.library = StoreLibrary(store, library or shipped_library(), keys.of_cell(keys.LIBRARIES, cell))
         self.cell = cell
         self.max_lines = MAX_LINES
         self._fence_key = keys.of_cell(keys.FENCE, cell)
         self._epochs_key = keys.of_cell(keys.EPOCHS, cell)
         self._probe_key = keys.of_cell(keys.PROBE, cell)
-        self._source, self._sha = sources(), digests()
 
     async def _call(self, name: str, names: Sequence[bytes], *arguments: Argument) -> Any:
         """Run a script and return its reply. Raises Fenced, LeaseLost, StoreUnavailable or StoreError."""
-        try:
-            reply = await self._store.call("EVALSHA", self._sha[name], len(names), *names, *arguments)
-        except StoreError as error:
-            if not _is_unknown_script(error):
-                raise
-            # The store does not have the script, so it has not run: sending its source runs it once.
-            reply = await self._store.call("EVAL", self._source[name], len(names), *names, *arguments)
+        reply = await self.library.call(name, names, *arguments)
         if isinstance(reply, list) and reply[0] == b"fenced":
             raise Fenced
         if isinstance(reply, list) and reply[0] == b"lost":
@@ -167,17 +163,11 @@ class Scripts:
         """
         names, arguments = encode_call(self._fence_key, incarnation, runs)
 
-        def complete(reply: Reply | Exception) -> None:
+        def on_reply(reply: Reply | Exception) -> None:
             on_call(reply)
             complete_runs(reply, runs)
 
-        def on_reply(reply: Reply | Exception) -> None:
-            if isinstance(reply, StoreError) and _is_unknown_script(reply):
-                self._store.send(("EVAL", self._source["check"], len(names), *names, *arguments), complete)
-            else:
-                complete(reply)
-
-        self._store.send(("EVALSHA", self._sha["check"], len(names), *names, *arguments), on_reply)
+        self.library.send(self.library.call_of("check", names, arguments), on_reply)
 
     def probe(self, on_reply: Callable[[Reply | Exception], None]) -> None:
         """Send a write, for a store that has no memory left, or cannot write to its disk, still answers reads."""
@@ -473,7 +463,3 @@ def _lease_arguments(lease: LeaseReply) -> tuple[Argument, ...]:
         lease.report_within_ms,
         lease.report_at,
     )
-
-
-def _is_unknown_script(error: StoreError) -> bool:
-    return str(error).startswith("NOSCRIPT")

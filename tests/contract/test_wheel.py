@@ -114,9 +114,9 @@ def test_the_wheel_migrates_a_database_and_reads_its_own_scripts(everything: Run
         "python",
         "-c",
         "import leasehold.coordinator.main, leasehold.regional_agent.main, leasehold.local_stack.launcher, sys\n"
-        "from leasehold.regional_agent.store.sources import sources\n"
+        "from leasehold.regional_agent.store.sources import shipped_library\n"
         "from leasehold.migrations.revisions import known_revisions\n"
-        "print(len(sources()) > 9, known_revisions(), 'coordinator' in sys.modules)\n"
+        "print(len(shipped_library().functions) > 9, known_revisions(), 'coordinator' in sys.modules)\n"
         f"print([m.__file__ for m in sys.modules.values() if str(getattr(m, '__file__', '')).startswith({str(ROOT)!r})"
         f" and '.venv' not in str(m.__file__)])",
     )

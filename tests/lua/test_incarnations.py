@@ -60,14 +60,6 @@ async def test_older_epochs_stay_known_until_they_are_forgotten(scripts: Scripts
     assert [older.epoch for older in await scripts.older_epochs(current)] == [8]
 
 
-async def test_a_script_that_the_store_has_flushed_still_runs_once(
-    connection: StoreConnection, scripts: Scripts
-) -> None:
-    await scripts.begin_incarnation("life-1", "a" * 16)
-    await connection.call("SCRIPT", "FLUSH")
-    assert (await scripts.begin_incarnation("life-1", "b" * 16)).nonce == "a" * 16
-
-
 async def test_a_fence_survives_with_its_clock(connection: StoreConnection, scripts: Scripts) -> None:
     await connection.call("HSET", keys.FENCE, "mono", 12345)
     await scripts.begin_incarnation("life-1", "a" * 16)

@@ -4,7 +4,6 @@
 and the test reads when they should expire.
 """
 
-import hashlib
 import re
 import socket
 import struct
@@ -17,26 +16,26 @@ import hiredis
 
 from leasehold.local_stack import embedded
 from regional_agent.store.connection import Argument, StoreError
-from regional_agent.store.sources import sources
+from regional_agent.store.sources import shipped_library
 from tests.conftest import Server
 
 T = TypeVar("T")
 
-NOW, READ_NOW = b"redis.call('TIME')", b"redis.call('HMGET', 'clock', 's', 'us')"
+NOW, READ_NOW = "redis.call('TIME')", "redis.call('HMGET', 'clock', 's', 'us')"
 FAR_MS = 10**13
 # Commands by which the scripts set and read the expiry of a key.
 FORGETTING = (
-    (rb"'PX', (.*)\)$", rb"'PXAT', string.format('%%.0f', (\1) + %d))" % FAR_MS),
+    (r"'PX', (.*)\)$", rf"'PXAT', string.format('%.0f', (\1) + {FAR_MS}))"),
     (
-        rb"redis\.call\('PEXPIRE', ([\w.]+), (.*)\)$",
-        rb"redis.call('PEXPIREAT', \1, string.format('%%.0f', (\2) + %d))" % FAR_MS,
+        r"redis\.call\('PEXPIRE', ([\w.]+), (.*)\)$",
+        rf"redis.call('PEXPIREAT', \1, string.format('%.0f', (\2) + {FAR_MS}))",
     ),
-    (rb"redis\.call\('PTTL', (\w+)\)", rb"(redis.call('PEXPIRETIME', \1) - %d)" % FAR_MS),
+    (r"redis\.call\('PTTL', (\w+)\)", rf"(redis.call('PEXPIRETIME', \1) - {FAR_MS})"),
 )
 
 
-def on_the_tests_time(source: bytes) -> bytes:
-    """Rewrite a script so that its clock, for decisions and expiry, is the test's."""
+def on_the_tests_time(source: str) -> str:
+    """Rewrite a library so that its clock, for decisions and expiry, is the test's."""
     source = source.replace(NOW, READ_NOW)
     for said, meant in FORGETTING:
         source = re.sub(said, meant, source, flags=re.MULTILINE)
@@ -44,17 +43,23 @@ def on_the_tests_time(source: bytes) -> bytes:
 
 
 class Wire:
-    """One connection to an empty store, with all scripts loaded."""
+    """One connection to an empty store, with all scripts loaded, on the test's time."""
 
     def __init__(self, server: Server) -> None:
         self._socket = socket.create_connection((embedded.LOOPBACK, server.port), timeout=10)
         self._reader = hiredis.Reader(replyError=StoreError)
         self.ask("AUTH", server.password)
         self.ask("FLUSHALL")
-        self.sha: dict[str, str] = {}
-        for source in sources().values():
-            loaded: bytes = self.ask("SCRIPT", "LOAD", on_the_tests_time(source))
-            self.sha[hashlib.sha1(source).hexdigest()] = loaded.decode()
+        shipped = shipped_library()
+        library = shipped.with_text(on_the_tests_time)
+        self.ask("FUNCTION", "LOAD", "REPLACE", library.source)
+        self._functions = {shipped.functions[name]: function for name, function in library.functions.items()}
+
+    def ask_on_the_tests_time(self, *arguments: Argument) -> Any:
+        """Send a command; a call of a function is a call of the one on the test's time."""
+        if arguments[0] == "FCALL":
+            arguments = ("FCALL", self._functions[str(arguments[1])], *arguments[2:])
+        return self.ask(*arguments)
 
     def ask(self, *arguments: Argument) -> Any:
         self._socket.sendall(hiredis.pack_command(arguments))  # type: ignore[arg-type]

@@ -1,13 +1,12 @@
 """Change the Lua that is shipped, for the stores of one run: how mutants remove a guard of a script."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
-from regional_agent.store.sources import LUA, assemble_scripts, read_file
-from tests.simulation.simulated.scripted_store import texts_of
+from regional_agent.store.sources import LUA, Library, read_file, read_library
 from tests.simulation.world import World
 
 Edit = tuple[str, str, str]  # a file of lua/ without its ending, the text to replace, and what takes its place
@@ -16,15 +15,15 @@ Edit = tuple[str, str, str]  # a file of lua/ without its ending, the text to re
 @contextlib.contextmanager
 def edit_lua(world: World, *edits: Edit) -> Iterator[None]:
     """Replace texts of scripts and parts in all stores of a world. Each text must occur exactly once in its file."""
-    scripts = _edited(edits)
+    library = _edited(edits)
     with contextlib.ExitStack() as stack:
         for machine in world.machines.values():
-            stack.enter_context(patch.object(machine.store, "scripts", scripts))
+            stack.enter_context(patch.object(machine.store, "library", library))
         yield
 
 
 @cache
-def _edited(edits: tuple[Edit, ...]) -> Mapping[str, str]:
+def _edited(edits: tuple[Edit, ...]) -> Library:
     def read(path: Path) -> str:
         text, name = read_file(path), path.relative_to(LUA).with_suffix("").as_posix()
         for file, old, new in edits:
@@ -35,4 +34,4 @@ def _edited(edits: tuple[Edit, ...]) -> Mapping[str, str]:
 
     missing = [file for file, *_ in edits if not (LUA / f"{file}.lua").exists()]
     assert not missing, f"lua/ has no {missing}"
-    return texts_of(assemble_scripts(read))
+    return read_library(LUA, read)

@@ -188,10 +188,10 @@ def final_total_read_before_the_fence(world: World) -> Iterator[Any]:
         ),
         (
             "return_units",
-            "local function return_idle(prefix, keep, most)",
+            "local units = return_current()",
             "local read = fence[2] ~= ARGV[2] and redis.call('HGET', KEYS[2], 'read')\n"
             "if read then redis.call('HSET', KEYS[2], 'consumed', read) redis.call('DEL', KEYS[4]) end\n"
-            "local function return_idle(prefix, keep, most)",
+            "local units = return_current()",
         ),
     )
 
@@ -348,7 +348,7 @@ def expired_lease_granted_before_it_returned(world: World) -> Iterator[Any]:
 @mutant
 def expiry_counted_from_the_reply(world: World) -> Iterator[Any]:
     """The region counts a lease's time from the reply, not from the request."""
-    yield edit_lua(world, ("settle", "partition.forget()", "partition.forget()\nsent = mono"))
+    yield edit_lua(world, ("settle", "partition.forget()", "partition.forget()\nsent = clock.mono"))
 
 
 @mutant
@@ -372,8 +372,8 @@ def accounting_keys_with_a_ttl(world: World) -> Iterator[Any]:
         world,
         (
             "algorithms/allowance",
-            "redis.call('HINCRBY', KEYS[key], 'consumed', text)",
-            "redis.call('HINCRBY', KEYS[key], 'consumed', text)\nredis.call('PEXPIRE', KEYS[key], 3000)",
+            "redis.call('HINCRBY', KEYS[key], 'consumed', units)",
+            "redis.call('HINCRBY', KEYS[key], 'consumed', units)\nredis.call('PEXPIRE', KEYS[key], 3000)",
         ),
     )
 
@@ -478,7 +478,7 @@ def taken_over_before_the_period_ends(world: World) -> Iterator[Any]:
     yield edit_lua(
         world,
         ("parts/period_change", "mono < tonumber(starts)", "mono + 1000000 < tonumber(starts)"),
-        ("algorithms/allowance", "mono >= tonumber(f[13])", "mono + 1000000 >= tonumber(f[13])"),
+        ("algorithms/allowance", "clock.mono >= tonumber(f[13])", "clock.mono + 1000000 >= tonumber(f[13])"),
     )
 
 
@@ -695,8 +695,8 @@ def a_hold_ends_twice(world: World) -> Iterator[Any]:
         world,
         (
             "parts/holds",
-            "part.state, part.committed, part.due = state, units, mono + ENDED_US\n    write(part)",
-            "part.state, part.committed, part.due = state, units, mono + ENDED_US\n    write(part)\n"
+            "part.state, part.committed, part.due = state, units, clock.mono + ENDED_US\n  write(part)",
+            "part.state, part.committed, part.due = state, units, clock.mono + ENDED_US\n  write(part)\n"
             "part.state = 'open'\nwrite(part)",
         ),
     )
@@ -722,7 +722,7 @@ def what_was_charged_is_committed_once_more(world: World) -> Iterator[Any]:
 @drawn_from(*WORK_IS_HELD, "period_closed")
 def a_hold_never_runs_out(world: World) -> Iterator[Any]:
     """A hold without an outcome never expires."""
-    yield edit_lua(world, ("parts/holds", "if due and tonumber(due) <= mono then", "if false then"))
+    yield edit_lua(world, ("parts/holds", "if due and tonumber(due) <= clock.mono then", "if false then"))
 
 
 @mutant
@@ -1088,7 +1088,7 @@ def a_limit_is_not_looked_at_behind_the_locks(world: World) -> Iterator[Any]:
 @drawn_from("store_forgets_a_lease", "burst", "later")
 def a_lease_that_was_lost_is_installed_anew(world: World) -> Iterator[Any]:
     """A store that has no lease of what it used is given one with nothing consumed."""
-    lost = "if is_lost(i) then return {'lost', "
+    lost = "if is_current and is_lost(i) then return {'lost', "
     yield edit_lua(
         world,
         ("settle", lost, "if false then return {'lost', "),

@@ -58,14 +58,29 @@ local function compile(source)
   return setfenv(script, environment)
 end
 
-local function run(script, keys, argv)
-  environment.KEYS, environment.ARGV = keys, argv
-  local is_done, reply = pcall(script)
+local function result_of(is_done, reply)
   if is_done then return true, reply end
   return false, type(reply) == 'table' and reply.err or tostring(reply)
 end
 
-return compile, run
+local function run(script, keys, argv)
+  environment.KEYS, environment.ARGV = keys, argv
+  return result_of(pcall(script))
+end
+
+local function call_function(callback, keys, argv)
+  return result_of(pcall(callback, keys, argv))
+end
+
+local function load_library(source)
+  local functions = {}
+  redis.register_function = function(named) functions[named.function_name] = named.callback end
+  compile(source)()
+  redis.register_function = nil
+  return functions
+end
+
+return compile, run, load_library, call_function
 """
 
 
@@ -84,8 +99,11 @@ class Interpreter:
         self._lua = lua51.LuaRuntime(encoding="latin-1", unpack_returned_tuples=True, register_eval=False)
         is_list = self._lua.table_from(dict.fromkeys(LISTS, True))
         install = self._lua.eval(f"function(...)\n{_API}\nend")
-        self._compile, self._run = install(self._call, _pack, _unpack, _encode, is_list)
+        self._compile, self._run, self._load, self._call_function = install(
+            self._call, _pack, _unpack, _encode, is_list
+        )
         self._scripts: dict[str, Any] = {}
+        self._libraries: dict[bytes, Any] = {}
         self._command: Call = _no_command
         self._keys: frozenset[str] = frozenset()
         self._error: Exception | None = None
@@ -95,8 +113,19 @@ class Interpreter:
         script = self._scripts.get(source)
         if script is None:
             script = self._scripts[source] = self._compile(source)
+        return self._run_script(self._run, script, command, keys, argv)
+
+    def call(self, library: bytes, function: str, command: Call, keys: Sequence[str], argv: Sequence[str]) -> Reply:
+        """Call a function of a library, which is loaded the first time."""
+        functions = self._libraries.get(library)
+        if functions is None:
+            source = library.decode("latin-1").partition("\n")[2]  # the first line names the engine and the library
+            functions = self._libraries[library] = self._load(source)
+        return self._run_script(self._call_function, functions[function], command, keys, argv)
+
+    def _run_script(self, run: Any, script: Any, command: Call, keys: Sequence[str], argv: Sequence[str]) -> Reply:
         self._command, self._keys, self._error = command, frozenset(keys), None
-        is_done, reply = self._run(script, self._lua.table_from(keys), self._lua.table_from(argv))
+        is_done, reply = run(script, self._lua.table_from(keys), self._lua.table_from(argv))
         if self._error is not None:  # not even a script that catches errors may hide this one
             raise self._error
         if not is_done:

@@ -7,7 +7,6 @@ Text is latin-1: one character for each byte.
 """
 
 import copy
-import hashlib
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -17,7 +16,7 @@ from regional_agent.admission.rules.modes import LOOKS, SETS_ASIDE
 from regional_agent.store.codec import decode_decisions
 from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
 from regional_agent.store.opening import Server
-from regional_agent.store.sources import digests, join_parts, sources
+from regional_agent.store.sources import assemble_files, shipped_library
 from regional_agent.store.types import REASONS, SHADOW, RequestRun, StoreDecision, StoreRequest
 from tests.simulation.simulated.redis_lua import ShimError, Status, interpreter, text_of_number
 
@@ -58,7 +57,8 @@ class ScriptedStore:
         self.heard_at_us: int | None = None  # when the coordinator was last heard: nothing that the scripts know
         self.data: dict[str, Any] = {}
         self.forgets_at_us: dict[str, int] = {}
-        self.scripts: Mapping[str, str] = shipped_scripts()
+        self.library = shipped_library()
+        self.loaded: set[str] = set()  # names of libraries
         self.note: Callable[[str, str, int, bool], None] = lambda lease, period, units, is_enforced: None
         self.note_work: Callable[[str, str, str, int, int], None] = lambda lease, period, part, units, covered: None
         self.note_denial: Callable[[str], None] = lambda reason: None
@@ -77,13 +77,14 @@ class ScriptedStore:
     def restart(self, run_id: str, replid: str) -> None:
         """Begin another incarnation; what the store remembers is the caller's to say."""
         self.run_id, self.replid = run_id, replid
+        self.loaded.clear()
 
     def execute(self, *arguments: Argument) -> Any:
         """Carry out one command as the agent sends it, and give the reply as the agent reads it."""
         self._forget_expired()
         name, *rest = [_text(each) for each in arguments]
-        if name in ("EVALSHA", "EVAL"):
-            return self._evaluate(name, rest)
+        if name == "FCALL":
+            return self._call_function(rest)
         return _to_bytes(self._command(name, *rest))
 
     def _command(self, name: str, *arguments: str) -> Any:
@@ -92,14 +93,13 @@ class ScriptedStore:
             raise ShimError(f"{name} is no command that this store knows")
         return command(self, *arguments)
 
-    def _evaluate(self, command: str, rest: Sequence[str]) -> Any:
-        sha = rest[0] if command == "EVALSHA" else hashlib.sha1(rest[0].encode("latin-1")).hexdigest()
-        name = _names().get(sha)
-        if name is None:
-            raise StoreError("NOSCRIPT No matching script.")
+    def _call_function(self, rest: Sequence[str]) -> Any:
+        name = _scripts().get(rest[0])
+        if name is None or shipped_library().name not in self.loaded:
+            raise StoreError("ERR Function not found")
         count = int(rest[1])
         keys, argv = rest[2 : 2 + count], rest[2 + count :]
-        reply = interpreter().run(self.scripts[name], self._command, keys, argv)
+        reply = interpreter().call(self.library.source, self.library.functions[name], self._command, keys, argv)
         if name == "check" and isinstance(reply, bytes):
             self._note_decisions(reply, keys, argv)
         elif name == "settle" and reply[0] == b"settled" and self.hash(keys[0]).get("epoch") == argv[1]:
@@ -349,6 +349,14 @@ class ScriptedStore:
         }
         return [text for name in names for text in (name, values[name])]
 
+    def _function(self, command: str, source: str) -> str:
+        assert command == "LOAD"
+        name = source.partition("\n")[0].removeprefix("#!lua name=")
+        if name in self.loaded:
+            raise StoreError(f"ERR Library '{name}' already exists")
+        self.loaded.add(name)
+        return name
+
     def _waitaof(self, *_: str) -> list[Any]:
         return [int(self.is_exempt), 0]
 
@@ -363,6 +371,7 @@ _COMMANDS |= {
     for name in (
         *(
             "waitaof",
+            "function",
             "hget",
             "hmget",
             "hgetall",
@@ -423,24 +432,19 @@ def _within(score: float, low: str, high: str) -> bool:
 
 
 @cache
-def shipped_scripts() -> Mapping[str, str]:
-    return texts_of(sources())
-
-
-def texts_of(assembled: Mapping[str, bytes]) -> Mapping[str, str]:
-    return {name: source.decode("latin-1") for name, source in assembled.items()}
-
-
-@cache
-def _names() -> Mapping[str, str]:
-    return {digest: name for name, digest in digests().items()}
+def _scripts() -> Mapping[str, str]:
+    return {function: name for name, function in shipped_library().functions.items()}
 
 
 @cache
 def _algorithm(name: str) -> Algorithm:
     """Read from the algorithm itself how many keys and arguments it takes."""
-    chunk = join_parts("return require('algorithms/*')(...)").encode().decode("latin-1")
-    found = interpreter().evaluate(chunk, name, 0, 0)
+    chunk = (
+        "local files, results = {}, {}\n"
+        "local function require(name) results[name] = results[name] or files[name]() return results[name] end\n"
+        f"{assemble_files()}return require('algorithms/*')[...]"
+    )
+    found = interpreter().evaluate(chunk.encode().decode("latin-1"), name)
     return Algorithm(found["keys"], found["arguments"])
 
 

@@ -145,7 +145,7 @@ class Nodes:
     def forget_everything(self) -> None:
         for node in self.primaries:
             node.ask("FLUSHALL")
-            node.ask("SCRIPT", "FLUSH")
+            node.ask("FUNCTION", "FLUSH")
 
 
 @contextmanager

@@ -262,7 +262,7 @@ async def test_a_script_that_fails_on_one_key_does_not_affect_other_keys(world: 
     assert incarnation is not None
     spoilt = quota_key("api", [("tenant", "spoilt")])
     its_store.told(f"LPUSH {keys.rate(lane_of(spoilt, incarnation.lanes), spoilt).decode()} 1")
-    its_store.told("SCRIPT FLUSH")
+    its_store.told("FUNCTION FLUSH")
     for _ in range(2 * FAILURES):
         assert (await agent.check(OPEN | {"tenant": "spoilt"})).json()["degraded"] == "open"
     assert (await agent.check(OPEN)).json()["degraded"] is None
