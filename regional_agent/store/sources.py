@@ -94,9 +94,9 @@ def library_in(directory: Path) -> Library:
 def read_library(directory: Path, read: ReadFile = read_file) -> Library:
     """Assemble a directory of scripts into a library. Raises ValueError if a script is missing."""
     scripts = sorted(directory.glob("*.lua"))
-    missing = {path.stem for path in LUA.glob("*.lua")} - {path.stem for path in scripts}
+    missing = {path.name for path in LUA.glob("*.lua")} - {path.name for path in scripts}
     if missing:
-        raise ValueError(f"{directory} has no {', '.join(sorted(missing))}.lua")
+        raise ValueError(f"{directory} has no {', '.join(sorted(missing))}")
     registered = (f"register('%LIBRARY%_{path.stem}', '{path.stem}', {{{_flags(read(path))}}})\n" for path in scripts)
     return _named(f"{_HEAD}{assemble_files(directory, read)}{_FOOT}{''.join(registered)}")
 
