@@ -23,7 +23,7 @@ MAX_LOADS = 2  # for one call: the functions may be flushed again meanwhile
 NOTE_INTERVAL_S = 60.0
 UNCONNECTED_PAUSE_S = 1.0
 UNUSED_S = 3_600  # a library without a note for so long is deleted
-NOTES_TTL_S = 7 * 86_400
+NOTES_TTL_MS = 7 * 86_400_000
 PERMISSIONS = "+fcall +function|load +function|list +function|delete"
 
 _UNKNOWN_FUNCTION = "ERR Function not found"
@@ -167,7 +167,7 @@ class StoreLibrary:
         # Of the others only what was never noted is written: another agent may have noted its own meanwhile.
         fresh = [name for name in used if name not in noted or name == self.library.name]
         await self._store.call("HSET", self._notes_key, *(part for name in fresh for part in (name, now_s)))
-        await self._store.call("EXPIRE", self._notes_key, NOTES_TTL_S)
+        await self._store.call("PEXPIRE", self._notes_key, NOTES_TTL_MS)
 
     async def _delete(self, name: str) -> None:
         try:

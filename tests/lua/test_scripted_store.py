@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
+from regional_agent.store import keys
 from regional_agent.store.connection import Argument, OnReply, StoreError
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.sources import shipped_library
@@ -220,7 +221,8 @@ def test_a_store_of_the_simulation_replies_as_a_real_one_does(wire: Wire, seed: 
     execute, restore = ScriptedStore.execute, ScriptedStore.restore
 
     def record(self: ScriptedStore, *arguments: Argument) -> Any:
-        is_one_of_both = arguments[0] not in ("INFO", "CONFIG", "SCAN", "FUNCTION")
+        is_housekeeping = arguments[0] in ("FUNCTION", "TIME") or keys.LIBRARIES in arguments
+        is_one_of_both = arguments[0] not in ("INFO", "CONFIG", "SCAN") and not is_housekeeping
         if is_whole and self.run_id.startswith(region) and is_one_of_both and (arguments[0] != "FCALL" or self.loaded):
             asked.append((self.now_us, arguments))
         return execute(self, *arguments)

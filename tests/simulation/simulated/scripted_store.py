@@ -349,9 +349,11 @@ class ScriptedStore:
         }
         return [text for name in names for text in (name, values[name])]
 
-    def _function(self, command: str, source: str) -> str:
+    def _function(self, command: str, *arguments: str) -> Any:
+        if command == "LIST":
+            return [["library_name", name] for name in sorted(self.loaded)]
         assert command == "LOAD"
-        name = source.partition("\n")[0].removeprefix("#!lua name=")
+        name = arguments[0].partition("\n")[0].removeprefix("#!lua name=")
         if name in self.loaded:
             raise StoreError(f"ERR Library '{name}' already exists")
         self.loaded.add(name)

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from regional_agent.store.sources import LUA, library_in, shipped_library
 from tests.integration.regional_agent.leasing.test_exchange_loop import eventually
-from tests.integration.regional_agent.world import Agent, World, running, until
+from tests.integration.regional_agent.world import Agent, World, running
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
