@@ -54,9 +54,8 @@ class StoreLibrary:
 
     async def call(self, script: str, names: Sequence[bytes], *arguments: Argument) -> Reply:
         """Run a script. Raises StoreUnavailable or StoreError."""
-        call = self.call_of(script, names, arguments)
         try:
-            reply = await self._call_or_load(call)
+            reply = await self._call_or_load(("FCALL", self.library.functions[script], len(names), *names, *arguments))
         except StoreError as error:
             if not str(error).startswith(_REFUSALS) and not is_unknown_function(error):
                 raise
@@ -74,22 +73,23 @@ class StoreLibrary:
         await self._load()
         return await self._store.call(*call)
 
-    def send(self, call: Sequence[Argument], on_reply: OnReply, loads_left: int = MAX_LOADS) -> None:
-        """Send a call at once. `on_reply` gets the reply, or why there is none."""
+    def repeats(
+        self, call: Sequence[Argument], error: StoreError, on_reply: OnReply, loads_left: int = MAX_LOADS
+    ) -> bool:
+        """Load the library and send a call again if it has not run: return whether `on_reply` gets its reply."""
 
-        def on_own_reply(reply: Reply | Exception) -> None:
-            if not is_unknown_function(reply):
+        def on_next_reply(reply: Reply | Exception) -> None:
+            if not isinstance(reply, StoreError) or not self.repeats(call, reply, on_reply, loads_left - 1):
                 on_reply(reply)
-            elif loads_left:
-                self._send_load()
-                self.send(call, on_reply, loads_left - 1)
-            else:
-                on_reply(LibraryRefused(self.refusal or f"the store does not keep {self.library.name}"))
 
-        self._store.send(call, on_own_reply)
-
-    def call_of(self, script: str, names: Sequence[bytes], arguments: Sequence[Argument]) -> tuple[Argument, ...]:
-        return ("FCALL", self.library.functions[script], len(names), *names, *arguments)
+        if not is_unknown_function(error):
+            return False
+        if loads_left:
+            self._send_load()
+            self._store.send(call, on_next_reply)
+        else:
+            on_reply(LibraryRefused(self.refusal or f"the store does not keep {self.library.name}"))
+        return True
 
     # --- loading ------------------------------------------------------------------------------------------------------
 

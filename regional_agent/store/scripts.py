@@ -13,7 +13,7 @@ from protocol.units import MAX_UNITS
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.store import keys
 from regional_agent.store.codec import complete_runs, encode_call, operation_key
-from regional_agent.store.connection import Argument, Reply, Store
+from regional_agent.store.connection import Argument, Reply, Store, StoreError
 from regional_agent.store.library import StoreLibrary
 from regional_agent.store.sources import Library, shipped_library
 from regional_agent.store.types import (
@@ -71,6 +71,7 @@ class Scripts:
         self._fence_key = keys.of_cell(keys.FENCE, cell)
         self._epochs_key = keys.of_cell(keys.EPOCHS, cell)
         self._probe_key = keys.of_cell(keys.PROBE, cell)
+        self._check_function = self.library.library.functions["check"]
 
     async def _call(self, name: str, names: Sequence[bytes], *arguments: Argument) -> Any:
         """Run a script and return its reply. Raises Fenced, LeaseLost, StoreUnavailable or StoreError."""
@@ -163,11 +164,17 @@ class Scripts:
         """
         names, arguments = encode_call(self._fence_key, incarnation, runs)
 
-        def on_reply(reply: Reply | Exception) -> None:
+        call = ("FCALL", self._check_function, len(names), *names, *arguments)
+
+        def complete(reply: Reply | Exception) -> None:
             on_call(reply)
             complete_runs(reply, runs)
 
-        self.library.send(self.library.call_of("check", names, arguments), on_reply)
+        def on_reply(reply: Reply | Exception) -> None:
+            if not isinstance(reply, StoreError) or not self.library.repeats(call, reply, complete):
+                complete(reply)
+
+        self._store.send(call, on_reply)
 
     def probe(self, on_reply: Callable[[Reply | Exception], None]) -> None:
         """Send a write, for a store that has no memory left, or cannot write to its disk, still answers reads."""

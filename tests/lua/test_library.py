@@ -13,6 +13,7 @@ from protocol.identifiers import lane_of
 from regional_agent.store import keys
 from regional_agent.store.connection import StoreConnection, StoreError, StoreUnavailable
 from regional_agent.store.library import UNUSED_S, LibraryRefused
+from regional_agent.store.opening import Server
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.sources import Library, shipped_library
 from regional_agent.store.types import (
@@ -40,7 +41,7 @@ def next_version(number: int = 1) -> Library:
 
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator[StoreConnection]:
-    connection = StoreConnection(url, timeout_ms=5_000)
+    connection = StoreConnection(Server.at(url), timeout_ms=5_000)
     await connection.connect()
     try:
         yield connection
@@ -136,12 +137,15 @@ async def test_a_promoted_replica_has_the_functions_of_its_primary(tmp_path: Pat
         a_store(tmp_path / "primary", primary_port) as primary_url,
         a_store(tmp_path / "replica", replica_port, follow) as replica_url,
     ):
-        async with connected(primary_url) as primary, connected(replica_url) as replica:
+        async with connected(primary_url) as primary:
             await Scripts(primary).begin_incarnation("life-1", "a" * 16)
-            async with asyncio.timeout(60):
-                while OURS.name not in await libraries(replica):
-                    await primary.call("WAIT", 1, 100)
-            await replica.call("REPLICAOF", "NO", "ONE")
+
+        def told(command: str) -> str:
+            return embedded.send_to_store(replica_port, PASSWORD, command)
+
+        assert wait_until(lambda: told("FUNCTION LIST").startswith("*1"), 60)
+        assert told("REPLICAOF NO ONE").startswith("+OK")
+        async with connected(replica_url) as replica:
             scripts = Scripts(replica)
             assert (await scripts.begin_incarnation("life-2", "b" * 16)).nonce == "b" * 16
             assert scripts.library.loads == 0

@@ -225,7 +225,7 @@ async def test_a_user_with_the_documented_rights_can_do_everything(world: World,
         await until(lambda: not agent.region.exchange_loop.stopped_lanes)
         assert embedded.send_to_store(port, PASSWORD, "ACL LOG").startswith("*0")
         await world.agents.aclose()
-        assert embedded.send_to_store(port, PASSWORD, "ACL SETUSER leasehold -eval -evalsha -fcall").startswith("+OK")
+        assert embedded.send_to_store(port, PASSWORD, "ACL SETUSER leasehold -fcall").startswith("+OK")
         async with running(world.settings("us-east", store_url=url)) as agent:
             await until(lambda: "permission" in str(agent.region.epochs.fault))
             assert "permission" in (await agent.http.get("/readyz")).text
