@@ -18,7 +18,7 @@ from regional_agent.store.types import StoreIncarnation
 ACKNOWLEDGED = {ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED, ExchangeOutcome.RETIRED}
 # A lease with such a refusal will not grow any more, but what there is may be spent.
 SPENDABLE = (None, GrantRefusal.EXHAUSTED, GrantRefusal.TOTAL_TOO_LARGE)
-RENEWED_WITHIN_MS = 60_000  # an idle lease: what is left of its time then has to outlast an outage
+RENEWED_WITHIN_MS = 45_000  # an idle lease: what is left of its time then has to outlast an outage
 DRAINED_CHECK_MS = 1_000  # how often a drained region asks whether it is active again
 
 

@@ -1,7 +1,7 @@
-"""The library of functions in one store, or in one cell of a Cluster: loading it, and removing those that nobody uses.
+"""The library of functions in one store, or in one cell of a Cluster: loading it, and removing unused versions.
 
 A store may lose its functions at any time: it is new, restarted without persistence, was promoted before the library
-had reached it, or somebody flushed them. A call of a function that the store does not have changes nothing. So whoever
+had reached it, or was flushed. A call of a function that the store does not have changes nothing. So an agent that
 gets that answer loads the library and sends the call again; no other moment has to be watched for.
 
 Several versions may be in use at once, for each agent calls its own. Each agent notes once a minute which library it
