@@ -24,7 +24,7 @@ from leasehold.local_stack.processes import Identity
 FORMAT = "leasehold local stack, format 2"
 SCOPES = (
     *(f"region:{region}" for region in REGIONS),
-    *("quota:read", "quota:write", "alloc:write", "usage:read"),
+    *("quota:read", "quota:write", "tenant:write", "alloc:write", "usage:read"),
     *("adjust:propose", "adjust:approve", "period:close", "audit:read", "admin"),
 )
 

@@ -73,6 +73,16 @@ ROWS: dict[str, dict[str, str]] = {
     | {"source": "'r'", "units": "1"},
     "shared_limit": {"quota": "'q'", "state": "''", "reported_at": "now()"},
     "alembic_version": {"version_num": "'x'"},
+    "tenant": {"id": "'acme'", "profile": "'{}'", "changed_at": "now()"},
+    "archive": {"period": "'2026-11'", "requested_by": f"'{'0' * 32}'", "requested_at": "now()"},
+    "archived_sum": {"period": "'2026-11'", "charge_period": "'2026-11'", "quota": "'q'", "epoch": "1", "lane": "0"}
+    | {"src": "'outstanding'", "dst": "'consumed'", "cause": "'usage'", "units": "3", "transfers": "1"},
+}
+ARCHIVED = {"location": "'/x'", "folder": "'x'", "manifest_sha256": "''", "transfers": "1", "first_position": "1"} | {
+    "last_position": "1",
+    "last_transfer": "1",
+    "usage_sha256": "''",
+    "archived_at": "now()",
 }
 APPROVED = {"approved_by": f"'{'2' * 32}'", "approved_at": "now()"}
 BOOKED = APPROVED | {"booked_in": "'2026-11'"}
@@ -387,6 +397,15 @@ TRIALS: dict[str, Trial] = {
         [row("transfer", {"seq": "NULL", "movement_id": f"'{'0' * 32}'", "id": number}) for number in ("1", "2")],
         named="transfer_2026-11_movement_id_part_period_idx",
     ),
+    "tenant_id_check": wrong("tenant", id="''"),
+    "tenant_pkey": twice("tenant"),
+    "archive_pkey": twice("archive"),
+    "archive_period_fkey": wrong("archive", period="'2026-12'"),
+    "archive_is_recorded_whole": wrong("archive", archived_at="now()"),
+    "archived_sum_pkey": twice("archived_sum"),
+    "archived_sum_period_fkey": wrong("archived_sum", period="'2026-12'"),
+    "archived_sum_units_are_positive": wrong("archived_sum", units="0"),
+    "archived_sum_has_transfers": wrong("archived_sum", transfers="0"),
     "usage_hour_row_is_unique": twice("usage_hour"),
     "usage_day_row_is_unique": twice("usage_day"),
     # triggers: the ledger is append-only, in every table
@@ -401,7 +420,14 @@ TRIALS: dict[str, Trial] = {
     "seal_is_append_only.update": then("seal", "UPDATE seal SET position = 9"),
     "seal_is_append_only.delete": then("seal", "DELETE FROM seal"),
     "transfer_is_append_only.partition": then("transfer", 'DELETE FROM "transfer_2026-11"'),
-    **{f"{table}_is_never_truncated": then(table, f"TRUNCATE {table}") for table in ("report", "audit", "seal")},
+    "archived_sum_is_append_only.update": then("archived_sum", "UPDATE archived_sum SET units = 4"),
+    "archived_sum_is_append_only.delete": then("archived_sum", "DELETE FROM archived_sum"),
+    "archive_stands_once_recorded.update": Trial("archive", [row("archive", ARCHIVED), "UPDATE archive SET rows = 1"]),
+    "archive_stands_once_recorded.delete": Trial("archive", [row("archive", ARCHIVED), "DELETE FROM archive"]),
+    **{
+        f"{table}_is_never_truncated": then(table, f"TRUNCATE {table}")
+        for table in ("report", "audit", "seal", "archive", "archived_sum")
+    },
     "transfer_is_never_truncated": Trial(
         "transfer", ['DROP TRIGGER transfer_is_never_truncated ON "transfer_2026-11"', "TRUNCATE transfer"]
     ),
@@ -549,6 +575,8 @@ async def test_only_these_columns_may_be_null(owner: Connection) -> None:
 
 
 MAY_BE_MISSING = {
+    "archive": {"archived_at", "failure", "first_position", "folder", "last_position", "last_transfer", "location"}
+    | {"manifest_sha256", "transfers", "usage_sha256"},
     "delivery": {"dead_at", "delivered_at", "error", "status"},
     "webhook": {"previous_secret", "previous_until"},
     "adjustment": {"approved_at", "approved_by", "booked_in", "withdrawn_at", "withdrawn_by"},
@@ -627,6 +655,9 @@ MAY = {
     "usage_day": "r",
     "usage_hour": "r",
     "verification": "arw",
+    "archive": "arw",
+    "archived_sum": "r",
+    "tenant": "adrw",
 }
 # The columns that identify a row and can never be changed.
 FIXED = {
