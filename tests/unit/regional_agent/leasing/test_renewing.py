@@ -30,7 +30,7 @@ EXHAUSTED = told(expires=60_000, ends=900_000, refusal=GrantRefusal.EXHAUSTED)
     ("leases", "renewal_in_ms"),
     [
         ([NOW], 30_000),
-        ([told(expires=120_000)], 60_000),  # early enough that an outage of a minute is survived
+        ([told(expires=120_000)], 45_000),  # early enough that an outage of a minute is survived
         ([told(expires=20_000)], 10_000),
         ([LAST], 10_000),
         ([LAST, AHEAD], 35_000),  # the other lease continues where this one ends
