@@ -74,8 +74,8 @@ async def test_each_limit_is_listed_with_its_time_and_its_reason(
     assert sum(int(row["units"] or 0) for row in rows) == found["billed"]
     assert [(row["limit"], row["reason"]) for row in rows if row["kind"] == "limit"][2] == ("900", "override: a launch")
     page = (await finance.get(f"/v1/periods/{DAY}/statement?tenant=acme&format=html")).text
-    assert "<h2>Limits in force</h2>" in page
-    assert page.count("override: a launch") == 2
+    assert "<h2>Limits</h2>" in page
+    assert page.count(">a launch<") == 2
 
 
 async def test_later_changes_of_limits_change_no_issued_statement(
@@ -138,8 +138,6 @@ async def test_owner_and_soft_cap_of_a_limit_are_listed(
     text = (await finance.get(f"/v1/periods/{DAY}/statement?tenant=acme&format=csv")).text
     rows = [row for row in csv.DictReader(io.StringIO(text)) if row["kind"] == "limit"]
     assert [(row["of"], row["beyond it"]) for row in rows] == [row[2:] for row in told]
-    page = (await finance.get(f"/v1/periods/{DAY}/statement?tenant=acme&format=html")).text
-    assert page.count("<td>each region for itself</td>") == 1
 
 
 async def test_a_shared_limit_is_listed_for_tenants_that_used_it(
