@@ -70,7 +70,7 @@ WITH moved AS (
 SELECT coalesce(pool.tenant, dimensions ->> 'tenant') COLLATE "C" AS tenant, pool.name COLLATE "C" AS quota, line.kind,
     moved.period COLLATE "C" AS period, charge_period COLLATE "C" AS charge_period,
     CASE WHEN dst = 'consumed' THEN date_bin('1 hour', window_at, '2000-01-01 00:00Z') END AS at,
-    sum(line.units)::bigint AS units
+    sum(line.units) AS units
 FROM moved JOIN pool USING (quota, period), LATERAL (VALUES
     (CASE WHEN charge_period <> moved.period THEN 'late_' ELSE '' END
         || CASE WHEN coalesce(dimensions ? 'counted_as', false) THEN 'overage' ELSE 'usage' END,
