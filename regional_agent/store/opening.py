@@ -134,9 +134,17 @@ async def connect_with(connection: AbstractConnection, protocol: asyncio.Protoco
     """
     try:
         await connection.connect()  # type: ignore[no-untyped-call]
+        _raise_if_cancelled()
         return _take_over(connection, protocol)
     finally:
         await connection.disconnect(nowait=True)  # if it is still redis-py's
+
+
+def _raise_if_cancelled() -> None:
+    """Raise the cancellation that redis-py lost: before Python 3.12, `asyncio.wait_for` ignores one now and then."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _take_over(connection: AbstractConnection, protocol: asyncio.Protocol) -> asyncio.StreamWriter:

@@ -44,7 +44,7 @@ LIMITS = {
 CEILING = {"mode": "weigh", "quota": "exports", "settings": {REGION: {"ceiling": 1000}}}
 PAUSE_S = 0.02
 TRANSPORT_S = 30.0
-SETTLED_S = 60
+SETTLED_S = 180  # a use is reported within 60 s, and an agent that was attacked may be late
 # What a minute of every budget may cost: 10,000 pools and leases, 60 tables, 4 MiB of evidence with its indexes, and
 # the reports themselves.
 MIB_A_MINUTE, MIB_ONCE = 120, 60

@@ -146,6 +146,25 @@ def run_tests(directory: Path, source: str, *arguments: str) -> subprocess.Compl
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
 
 
+IN_A_GROUP = """
+import os, pytest
+
+@pytest.mark.xdist_group("g")
+@pytest.mark.parametrize("number", range(8))
+def test_it(number):
+    with open({marker!r}, "a") as workers:
+        workers.write(os.environ["PYTEST_XDIST_WORKER"] + " ")
+"""
+
+
+def test_the_tests_of_a_group_run_on_one_worker(tmp_path: Path) -> None:
+    """They share a stack, which is costly to start."""
+    done = run_tests(tmp_path, IN_A_GROUP, "-n2")
+    assert done.returncode == 0, done.stdout
+    workers = (tmp_path / "marker").read_text().split()
+    assert (len(workers), len(set(workers))) == (8, 1)
+
+
 def test_a_test_that_passes_alone_is_a_warning(tmp_path: Path) -> None:
     done = run_tests(tmp_path, FAILS_ONCE)
     assert done.returncode == 0, done.stdout

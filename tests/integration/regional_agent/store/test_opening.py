@@ -23,7 +23,7 @@ from tests.integration.regional_agent.store.certificates import Authority, encry
 from tests.integration.regional_agent.store.test_topology import PASSWORD, a_switch, spends, stores
 from tests.integration.regional_agent.world import EXPORT, Agent, World, running
 from tests.parts import part
-from tests.waiting import until
+from tests.waiting import BOUND_S, until
 
 pytestmark = pytest.mark.anyio
 
@@ -90,6 +90,16 @@ def test_a_transport_of_redis_py_works_with_our_protocol(
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())
+
+
+async def test_a_connection_can_be_closed_at_any_moment_of_its_making(store: str) -> None:
+    """An agent that stops while it connects would otherwise never end."""
+    for turns in range(60):
+        connection = StoreConnection(Server.at(store), timeout_ms=5_000)
+        connection.keep()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await asyncio.wait_for(connection.close(), BOUND_S)
 
 
 async def test_the_fingerprint_is_our_first_command_on_a_connection(store_server: StoreServer) -> None:
