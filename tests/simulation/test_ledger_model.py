@@ -25,7 +25,7 @@ from coordinator.adjustments.adjust import (
 from coordinator.adjustments.read_adjustments import Adjustment
 from coordinator.adjustments.rules import AdjustmentKind, AdjustmentRefusal
 from coordinator.adjustments.rules import AdjustmentTerms as Adjusting
-from coordinator.database.connection import Connection
+from coordinator.database.connection import Connection, read_sums_as_integers
 from coordinator.database.notify import CHANNEL
 from coordinator.epochs.fence import fence_lost
 from coordinator.epochs.lost_ledger import rebase_lane
@@ -593,6 +593,7 @@ def _plain(response: Any) -> Any:
 @pytest.fixture
 async def connection(database: str) -> AsyncIterator[Connection]:
     connection: Connection = await asyncpg.connect(database)
+    await read_sums_as_integers(connection)
     yield connection
     await connection.close()
 

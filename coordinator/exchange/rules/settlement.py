@@ -263,7 +263,8 @@ def expire(pool: Pool, lease: Lease, now: datetime) -> Movement | None:
     state = after(lease.state, LeaseEvent.EXPIRE)
     if state is None or not lease.outstanding or lease.expires_at > now:
         return None
-    entry = movement(lease, "expired", lease.expires_at.isoformat(), lease.outstanding)
+    # A lane that is rebased may give an expired lease units again: each time more was granted than the time before.
+    entry = movement(lease, "expired", lease.expires_at.isoformat(), lease.granted, lease.overage)
     post(entry, pool, lease, Account.OUTSTANDING, Account.SUSPENSE, lease.outstanding, Cause.EXPIRED)
     lease.state, lease.demand_milli, lease.waiting = state, 0, 0
     return entry

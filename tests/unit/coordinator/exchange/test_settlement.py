@@ -180,6 +180,17 @@ def test_expiry_frees_nothing_and_counts_once() -> None:
     assert expire(pool, lease, NOW) is None
 
 
+def test_units_that_an_expired_lease_gets_again_expire_as_another_movement() -> None:
+    """A lane that is rebased leaves such a lease; the same id would stop every expiry from then on."""
+    pool, lease = funded_pool(10, 10), leased(granted=10, outstanding=10)
+    first = expire(pool, lease, NOW)
+    post(movement(lease, "rebased"), pool, lease, Account.UNALLOCATED, Account.OUTSTANDING, 10, Cause.REBASED)
+    again = expire(pool, lease, NOW)
+    assert first is not None
+    assert again is not None
+    assert first.movement_id != again.movement_id
+
+
 def test_lines_that_do_not_add_up_quarantine_their_lease() -> None:
     pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
     moved, reasons = settled(pool, lease, 10, 0, 4, 0, 5)
