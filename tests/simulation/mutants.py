@@ -543,6 +543,7 @@ def a_lost_ledger_goes_unnoticed(world: World) -> Iterator[Any]:
 
 
 @mutant
+@drawn_from("period_closed", "burst", "hours_pass")
 def close_does_not_wait_for_outstanding(world: World) -> Iterator[Any]:
     """A period is closed while a region holds units of it that were not recalled."""
     real = closing.missing_for_close

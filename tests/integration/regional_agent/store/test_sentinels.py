@@ -123,10 +123,9 @@ async def test_a_primary_in_a_later_epoch_is_another_one_for_the_agent(world: Wo
         endpoint = agent.region.store.endpoint  # type: ignore[attr-defined]
         assert not await endpoint.has_moved()
         assert endpoint._primary is not None
+        connection = agent.region.store._protocol  # type: ignore[attr-defined]
         endpoint._primary = endpoint._primary._replace(config_epoch=endpoint._primary.config_epoch + 1)
-        assert await endpoint.has_moved()
-        await until(lambda: not agent.region.store.connected)
-        await until(lambda: agent.region.store.connected)
+        await until(lambda: agent.region.store.connected and agent.region.store._protocol is not connection)  # type: ignore[attr-defined]
         await spends(agent, 1)
         await world.agents.aclose()
 
