@@ -112,7 +112,7 @@ async def test_a_store_fails_over_and_back_under_load(world: World, tmp_path: Pa
     await assert_exact(world, load)
     epochs = await world.epochs()
     assert [state for _, state, _ in epochs][-1] == "current"
-    assert all(lost for _, state, lost in epochs if state == "fenced"), "what the replica lacked is in suspense"
+    assert [lost for _, _, lost in epochs].count(True) >= 2, "what a replica lacked is in suspense"
 
 
 async def test_a_primary_in_a_later_epoch_is_another_one_for_the_agent(world: World, tmp_path: Path) -> None:
