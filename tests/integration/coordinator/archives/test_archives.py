@@ -141,6 +141,21 @@ async def test_a_period_with_something_unresolved_is_refused(archivist: Archivis
     assert problem(await archivist.request("2020-01")) == (404, [])
 
 
+@pytest.mark.parametrize("what", ["suspense", "proposal", "quarantine"])
+async def test_what_came_up_after_the_request_stops_the_archive(archivist: Archivist, what: str) -> None:
+    """Minutes may lie between a request and the job, and nothing that is unresolved may leave the database."""
+    assert (await archivist.request(NOVEMBER)).status_code == 202
+    booked = await archivist.owner.fetch("SELECT * FROM transfer WHERE period = $1", NOVEMBER)
+    await archivist.owner.execute(
+        f"SET session_replication_role = replica; {UNRESOLVED[what]}; RESET session_replication_role"
+    )
+    await archivist.run()
+    found = await archivist.progress(NOVEMBER)
+    (missing,) = (await archivist.request(NOVEMBER)).json()["missing"]
+    assert (found["state"], found["failure"]) == ("failed", missing["reason"])
+    assert await archivist.owner.fetch("SELECT * FROM transfer WHERE period = $1", NOVEMBER) == booked
+
+
 async def test_a_period_that_does_not_verify_keeps_its_lines(archivist: Archivist) -> None:
     """A transfer was edited in the database: the files that are made of it do not hash to the chain."""
     owner = archivist.owner
