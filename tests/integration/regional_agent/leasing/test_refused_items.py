@@ -122,6 +122,10 @@ async def test_a_batch_that_is_refused_stops_its_lane_and_no_other(world: World,
     agent.region.exchange_loop._pacing.interval_ms = 60_000
     assert (await agent.check(cost=2)).status_code == 200
 
+    async def reported_usage() -> int:
+        agent.region.exchange_loop.report_now()  # otherwise usage may wait for a minute
+        return await world.usage()
+
     def is_of_the_lane(exchange: dict[str, Any]) -> bool:
         frozen = json.loads(exchange["frozen"])
         return bool(frozen["lane"] == lane and frozen["leases"])
@@ -131,8 +135,7 @@ async def test_a_batch_that_is_refused_stops_its_lane_and_no_other(world: World,
     for name in others:
         assert await check(agent, name) == 200
     agent.region.exchange_loop._pacing.interval_ms = 20
-    agent.region.exchange_loop.report_now()
-    await eventually(world.usage, 5 + len(others))
+    await eventually(reported_usage, 5 + len(others))
     lanes = agent.region.exchange.lanes
     if status == 500:
         paused_for_ms = partial(lanes.paused_for_ms, (incarnation.epoch, lane))
@@ -148,7 +151,7 @@ async def test_a_batch_that_is_refused_stops_its_lane_and_no_other(world: World,
         lanes.stopped[incarnation.epoch, lane].offer_at_ms -= FIRST_PAUSE_MS
         agent.region.exchange_loop.offer_again_ms = 10
     world.weather.answers_for_it = None
-    await eventually(world.usage, 7 + len(others))
+    await eventually(reported_usage, 7 + len(others))
     await until(lambda: agent.region.exchange_loop.stopped_lanes == {})
 
 
