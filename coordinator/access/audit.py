@@ -1,6 +1,6 @@
 """Write the audit: each action of people, in the transaction in which it is done."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 import msgspec
@@ -13,9 +13,23 @@ async def record(
     connection: Connection, by: Actor | None, action: Action, object_: str, details: Mapping[str, object], now: datetime
 ) -> None:
     """Write an entry. Without an actor it names the user of the database session."""
+    await record_all(connection, by, action, [(object_, details)], now)
+
+
+async def record_all(
+    connection: Connection,
+    by: Actor | None,
+    action: Action,
+    objects: Iterable[tuple[str, Mapping[str, object]]],
+    now: datetime,
+) -> None:
+    """Write an entry for each object, with its details."""
     name, request_id = by or (None, None)
-    written = msgspec.json.encode(details).decode()
-    await connection.execute(_INSERT, now, name, action.value, object_, request_id, written)
+    rows = [
+        (now, name, action.value, object_, request_id, msgspec.json.encode(details).decode())
+        for object_, details in objects
+    ]
+    await connection.executemany(_INSERT, rows)
 
 
 _INSERT = """

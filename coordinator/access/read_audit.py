@@ -10,7 +10,7 @@ from msgspec import Struct
 from sqlalchemy import BigInteger, Text, any_, cast, select
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from coordinator.access.token_names import TokenName, with_token_names
+from coordinator.access.token_names import TokenName, with_names_beside, with_token_names
 from coordinator.database.compiled import CompiledStatement, compiled, parameter
 from coordinator.database.connection import Connection
 from coordinator.database.tables import Timestamp, audit
@@ -42,7 +42,8 @@ async def read_audit(connection: Connection, question: AuditFilter, before: int 
     conditions = question._asdict() | {"before": before}
     given = {name: value for name, value in conditions.items() if value is not None and value != ()}
     rows = await connection.fetch(*_entries(tuple(given)).with_values(count=count, **given))
-    entries = [AuditEntry(**{**row, "details": msgspec.json.decode(row["details"])}) for row in rows]
+    details = await with_names_beside(connection, [msgspec.json.decode(row["details"]) for row in rows])
+    entries = [AuditEntry(**{**row, "details": each}) for row, each in zip(rows, details, strict=True)]
     return await with_token_names(connection, entries)
 
 

@@ -4,8 +4,8 @@ A field `X_name` of a struct is the note of the token whose id the field `X` has
 issued, is part of the sealed audit, and is left out where a token has none.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
@@ -13,17 +13,43 @@ from coordinator.database.connection import Connection
 
 SUFFIX = "_name"
 TokenName = str | UnsetType
+JsonObject = dict[str, Any]
 
 T = TypeVar("T", bound=Struct)
 
 
 async def with_token_names(connection: Connection, rows: Sequence[T]) -> list[T]:
     """Return the rows with the names of the tokens that they, and the structs in them, have the ids of."""
-    ids = {id_ for row in rows for id_ in _token_ids(row)}
-    if not ids:
-        return list(rows)
-    names = {row["id"]: row["note"] for row in await connection.fetch(_NAMES, list(ids))}
-    return [_named(row, names) for row in rows]
+    names = await _read_names(connection, {id_ for row in rows for id_ in _token_ids(row)})
+    return [_named(row, names) for row in rows] if names else list(rows)
+
+
+async def with_names_beside(connection: Connection, details: Sequence[JsonObject]) -> list[JsonObject]:
+    """Return JSON objects with a field `X_by_name` beside each `X_by`, also in the objects in them."""
+    names = await _read_names(connection, {id_ for each in details for id_ in _people(each)})
+    return [_beside(each, names) for each in details]
+
+
+def _people(details: JsonObject) -> Iterator[str]:
+    for name, value in details.items():
+        if isinstance(value, dict):
+            yield from _people(value)
+        elif name.endswith("_by") and isinstance(value, str):
+            yield value
+
+
+def _beside(details: JsonObject, names: Mapping[str, str]) -> JsonObject:
+    named: JsonObject = {}
+    for name, value in details.items():
+        named[name] = _beside(value, names) if isinstance(value, dict) else value
+        if name.endswith("_by") and isinstance(value, str) and value in names:
+            named[name + SUFFIX] = names[value]
+    return named
+
+
+async def _read_names(connection: Connection, ids: Collection[str]) -> dict[str, str]:
+    rows = await connection.fetch(_NAMES, list(ids)) if ids else []
+    return {row["id"]: row["note"] for row in rows}
 
 
 def _token_ids(row: Struct) -> Iterator[str]:
@@ -35,7 +61,7 @@ def _token_ids(row: Struct) -> Iterator[str]:
             yield str(id_)
 
 
-def _named(row: T, names: dict[str, str]) -> T:
+def _named(row: T, names: Mapping[str, str]) -> T:
     changes: dict[str, object] = {}
     for name in row.__struct_fields__:
         value = getattr(row, name)

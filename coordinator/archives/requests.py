@@ -7,9 +7,10 @@ from typing import NamedTuple
 from uuid import UUID
 
 import asyncpg
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from sqlalchemy import Text, select
 
+from coordinator.access.token_names import TokenName, with_token_names
 from coordinator.database.compiled import CompiledStatement, compiled, parameter
 from coordinator.database.connection import Connection
 from coordinator.database.tables import quarantine
@@ -56,6 +57,7 @@ class Archive(Struct, frozen=True, kw_only=True):
     manifest_sha256: str | None
     transfers: int | None  # that left the database
     archived_at: datetime | None
+    requested_by_name: TokenName = UNSET
 
 
 class ArchivePreview(Struct, frozen=True, kw_only=True):
@@ -98,14 +100,14 @@ async def request_archive(
 
 async def read_archive_progress(connection: Connection, period: str) -> Archive | None:
     row = await connection.fetchrow(f"{_PROGRESS} WHERE archive.period = $1", period)
-    return _archive(row) if row else None
+    return (await with_token_names(connection, [_archive(row)]))[0] if row else None
 
 
 async def list_archives(connection: Connection, after: str, count: int) -> list[Archive]:
     rows = await connection.fetch(
         f"{_PROGRESS} WHERE archive.period > $1 ORDER BY archive.period LIMIT $2", after, count
     )
-    return [_archive(row) for row in rows]
+    return await with_token_names(connection, [_archive(row) for row in rows])
 
 
 def _archive(row: asyncpg.Record) -> Archive:
@@ -116,7 +118,7 @@ def _archive(row: asyncpg.Record) -> Archive:
     else:
         state = ArchiveState.WRITING if row["attempt"] else ArchiveState.WAITING
     manifest = row["manifest_sha256"]
-    same = {name: row[name] for name in Archive.__struct_fields__ if name not in ("state", "manifest_sha256")}
+    same = {name: value for name, value in row.items() if name not in ("attempt", "manifest_sha256")}
     return Archive(state=state, manifest_sha256=manifest and manifest.hex(), **same)
 
 

@@ -3,8 +3,9 @@
 from datetime import datetime, timedelta
 
 import asyncpg
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
+from coordinator.access.token_names import TokenName, with_token_names
 from coordinator.blocks.statements import blocks_tag
 from coordinator.database.connection import Connection
 from protocol.blocks import BlockedValue
@@ -18,6 +19,7 @@ class Block(BlockedValue, frozen=True, kw_only=True):
     created_at: datetime
     created_by: str  # the id of the token
     valid_until: datetime | None
+    created_by_name: TokenName = UNSET
 
 
 class BlockList(Struct, frozen=True, kw_only=True):
@@ -31,7 +33,7 @@ async def read_blocks(connection: Connection, now: datetime) -> BlockList:
     """Read the version first, so that the list is never older than its version."""
     version: int = await connection.fetchval("SELECT version FROM block_version")
     rows = await connection.fetch(f"{_BLOCKS} WHERE valid_until IS NULL OR valid_until > $1 ORDER BY field, value", now)
-    return BlockList(version=version, data=[_block(row, now) for row in rows])
+    return BlockList(version=version, data=await with_token_names(connection, [_block(row, now) for row in rows]))
 
 
 async def tagged_blocks(connection: Connection, now: datetime) -> tuple[BlockList, str]:
@@ -41,7 +43,7 @@ async def tagged_blocks(connection: Connection, now: datetime) -> tuple[BlockLis
 
 async def read_block(connection: Connection, field: BlockField, value: str, now: datetime) -> Block | None:
     row = await connection.fetchrow(f"{_BLOCKS} WHERE field = $1 AND value = $2", field.value, value)
-    return _block(row, now) if row else None
+    return (await with_token_names(connection, [_block(row, now)]))[0] if row else None
 
 
 def _block(row: asyncpg.Record, now: datetime) -> Block:

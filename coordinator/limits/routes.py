@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 from pydantic import Field
 
 from coordinator.access.auth import RequireScope, actor_of
 from coordinator.access.authenticate import Caller
 from coordinator.access.idempotency import IdempotentRoute
+from coordinator.access.token_names import TokenName, with_token_names
 from coordinator.http.conditions import IfMatch, IfNoneMatch, expectation, unless_known
 from coordinator.http.pagination import PageLinks, PageQuery
 from coordinator.http.parameters import Flag, Moment, Text
@@ -44,6 +45,7 @@ class LimitsInForce(Struct, frozen=True):
     applied_at: datetime | None
     applied_by: str | None  # the id of the token
     document: LimitsDocument
+    applied_by_name: TokenName = UNSET
 
 
 class LimitsPut(Struct, frozen=True):
@@ -75,7 +77,8 @@ async def get_limits(
         text = await asyncio.to_thread(_as_yaml, limits)
         return unless_known(request, Response(text, media_type=YAML), yaml_tag)
     answer = LimitsInForce(limits.version, limits.applied_at, limits.applied_by, limits.document)
-    return unless_known(request, reply(answer), json_tag)
+    (named,) = await coordinator.database.read(lambda c: with_token_names(c, [answer]))
+    return unless_known(request, reply(named), json_tag)
 
 
 def _also_yaml(route: dict[str, Any]) -> dict[str, Any]:

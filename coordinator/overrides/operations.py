@@ -55,6 +55,7 @@ async def delete_override(connection: Connection, id_: UUID, by: Actor | None, n
     found = await read_override(connection, id_)
     if found is None:
         return False
+    found = msgspec.structs.replace(found, created_by_name=msgspec.UNSET)  # the audit has ids, as for the addition
     await connection.execute("DELETE FROM limit_override WHERE id = $1", id_)
     await advance_catalogue(connection)
     about = subject_key(found.quota, found.subject)

@@ -6,6 +6,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
+from coordinator.access.token_names import with_token_names
 from coordinator.database.connection import Connection
 from coordinator.rebalancing.rules.plan import Plan
 from coordinator.rebalancing.schemas import RUNNING, AwaitedRegion, Progress, Rebalance, RebalanceMove
@@ -13,7 +14,7 @@ from coordinator.rebalancing.schemas import RUNNING, AwaitedRegion, Progress, Re
 
 async def read_rebalance(connection: Connection, id_: UUID) -> Rebalance | None:
     row = await connection.fetchrow(f"{_REBALANCES} WHERE id = $1", id_)
-    return await _rebalance(connection, row) if row else None
+    return (await _named(connection, [row]))[0] if row else None
 
 
 async def read_rebalances(connection: Connection, before: int | None, count: int) -> list[Rebalance]:
@@ -21,18 +22,22 @@ async def read_rebalances(connection: Connection, before: int | None, count: int
     rows = await connection.fetch(
         f"{_REBALANCES} WHERE $1::bigint IS NULL OR version < $1 ORDER BY version DESC LIMIT $2", before, count
     )
-    return [await _rebalance(connection, row) for row in rows]
+    return await _named(connection, rows)
 
 
 async def rebalances_since(connection: Connection, version: int, at_most: int = 20) -> list[Rebalance]:
     """Return up to `at_most` rebalances that are newer than a version."""
     rows = await connection.fetch(f"{_REBALANCES} WHERE version > $1 ORDER BY version LIMIT $2", version, at_most)
-    return [await _rebalance(connection, row) for row in rows]
+    return await _named(connection, rows)
 
 
 async def newest_version(connection: Connection) -> int:
     version: int = await connection.fetchval("SELECT coalesce(max(version), 0) FROM rebalance")
     return version
+
+
+async def _named(connection: Connection, rows: Sequence[asyncpg.Record]) -> list[Rebalance]:
+    return await with_token_names(connection, [await _rebalance(connection, row) for row in rows])
 
 
 async def _rebalance(connection: Connection, row: asyncpg.Record) -> Rebalance:

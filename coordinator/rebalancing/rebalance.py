@@ -13,6 +13,7 @@ import msgspec
 
 from coordinator.access.audit import record
 from coordinator.access.rules.audit import Action, Actor
+from coordinator.access.token_names import with_token_names
 from coordinator.database.connection import Connection
 from coordinator.database.notify import notify
 from coordinator.exchange.statements.leases import read_leases
@@ -52,7 +53,7 @@ async def plan_rebalance(
         planned = await plan_request(connection, documents, request.body, now, lock=False)
     except RebalanceRefused as refused:
         return refused.refusal
-    return Rebalance(
+    rebalance = Rebalance(
         id=None,
         version=await newest_version(connection),
         mode=request.body.mode,
@@ -67,6 +68,7 @@ async def plan_rebalance(
         created_by=request.by.name,
         ended_at=None,
     )
+    return (await with_token_names(connection, [rebalance]))[0]
 
 
 async def begin_rebalance(

@@ -66,6 +66,7 @@ async def reconcile_period(connection: Connection, period: str, now: datetime) -
         state=found.state,
         closed_at=found.closed_at,
         closed_by=found.closed_by,
+        closed_by_name=found.closed_by_name,
         anomalies=await _anomalies(connection, period, books),
     )
 

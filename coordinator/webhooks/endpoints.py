@@ -9,6 +9,7 @@ import msgspec
 
 from coordinator.access.audit import record
 from coordinator.access.rules.audit import Action, Actor
+from coordinator.access.token_names import TokenName, with_token_names
 from coordinator.database.connection import Connection
 from coordinator.webhooks.rules import ROTATES_FOR, EventKind, new_secret
 
@@ -24,6 +25,7 @@ class Webhook(msgspec.Struct, frozen=True):
     created_by: str
     waiting: int = 0  # deliveries that are due, or will be tried again
     dead: int = 0  # deliveries that are tried again only if they are replayed
+    created_by_name: TokenName = msgspec.UNSET
 
 
 class WebhookWithSecret(Webhook, frozen=True, kw_only=True):
@@ -40,16 +42,17 @@ async def add_webhook(
     row = await connection.fetchrow(_ADD, id_, url, kinds, new_secret(), now, by.name)
     if row is not None:
         await record(connection, by, Action.WEBHOOK_ADDED, str(id_), {"url": url, "events": kinds}, now)
-    return _with_secret(row or await connection.fetchrow("SELECT * FROM webhook WHERE id = $1", id_))
+    return await _with_secret(connection, row or await connection.fetchrow("SELECT * FROM webhook WHERE id = $1", id_))
 
 
 async def read_webhooks(connection: Connection) -> list[Webhook]:
-    return [_webhook(row) for row in await connection.fetch(f"{_READ} ORDER BY created_at, id")]
+    rows = await connection.fetch(f"{_READ} ORDER BY created_at, id")
+    return await with_token_names(connection, [msgspec.convert(dict(row), Webhook) for row in rows])
 
 
 async def read_webhook(connection: Connection, id_: UUID) -> Webhook | None:
     row = await connection.fetchrow(f"{_READ} WHERE id = $1", id_)
-    return _webhook(row) if row else None
+    return (await with_token_names(connection, [msgspec.convert(dict(row), Webhook)]))[0] if row else None
 
 
 async def rotate_secret(connection: Connection, id_: UUID, by: Actor, now: datetime) -> WebhookWithSecret | None:
@@ -58,7 +61,7 @@ async def rotate_secret(connection: Connection, id_: UUID, by: Actor, now: datet
     if row is None:
         return None
     await record(connection, by, Action.WEBHOOK_ROTATED, str(id_), {}, now)
-    return _with_secret(row)
+    return await _with_secret(connection, row)
 
 
 async def pause_webhook(connection: Connection, id_: UUID, paused: bool, by: Actor, now: datetime) -> Webhook | None:
@@ -76,13 +79,9 @@ async def delete_webhook(connection: Connection, id_: UUID, by: Actor, now: date
     return url is not None
 
 
-def _webhook(row: asyncpg.Record) -> Webhook:
-    return msgspec.convert(dict(row), Webhook)
-
-
-def _with_secret(row: asyncpg.Record | None) -> WebhookWithSecret:
+async def _with_secret(connection: Connection, row: asyncpg.Record | None) -> WebhookWithSecret:
     assert row is not None
-    return msgspec.convert(dict(row), WebhookWithSecret)
+    return (await with_token_names(connection, [msgspec.convert(dict(row), WebhookWithSecret)]))[0]
 
 
 _ADD = """

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from coordinator.proof.rules import genesis_head
 from protocol.counting import counted
@@ -259,6 +259,7 @@ class Reconciliation(Struct, frozen=True, kw_only=True):
     state: str = "open"
     closed_at: datetime | None = None
     closed_by: str | None = None
+    closed_by_name: str | UnsetType = UNSET
     status: BalanceStatus
     drift: int  # sum of the absolute drifts, so that two never cancel out
     findings: list[Finding]
