@@ -56,6 +56,19 @@ def parse_quota_key(key: str) -> tuple[str, Mapping[str, str]]:
     return quota, MappingProxyType(dimensions)  # it is cached, so it must not be changed
 
 
+def canonical_quota_key(text: str) -> str:
+    """Return the key that a person has written, in whose values plain characters need not be percent-encoded.
+
+    Raise ValueError for what is no key. A value with a comma or a percent sign of its own has these percent-encoded.
+    """
+    quota, separator, rest = text.partition(":")
+    pairs = [pair.partition("=") for pair in rest.split(",")] if rest else []
+    if not separator or not is_name(quota) or any(not name or not equals for name, equals, _ in pairs):
+        example = "exports:tenant=acme, with `,` and `%` in a value as %2C and %25"
+        raise ValueError(f"{text!r} is no quota key. Write it as {example}.")
+    return quota_key(quota, [(name, unquote(value)) for name, _, value in pairs])
+
+
 def subject_key(quota: str, subject: Mapping[str, str]) -> str:
     """Return the canonical key of a subject: its fields in alphabetical order, whichever order a policy uses."""
     return quota_key(quota, sorted(subject.items()))

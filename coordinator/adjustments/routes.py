@@ -1,6 +1,5 @@
 """HTTP: adjustments, which correct the ledger by decision. One person proposes, and another one approves."""
 
-from collections.abc import Iterator
 from typing import Annotated
 from uuid import UUID
 
@@ -24,18 +23,15 @@ from coordinator.adjustments.rules import AdjustmentKind, AdjustmentRefusal, Adj
 from coordinator.exchange.rules.balances import Key
 from coordinator.http.pagination import PageLinks, PageQuery
 from coordinator.http.parameters import (
-    PeriodName,
     PositiveUnits,
     Printable,
     QuotaKey,
     Reason,
     Several,
-    Text,
+    ValidPeriod,
     path_id,
 )
 from coordinator.state import CoordinatorDep
-from protocol.identifiers import parse_quota_key
-from protocol.periods import period_of
 from web.bodies import reply
 from web.openapi import described
 from web.problems import InvalidParameter, Problem, refused_all
@@ -57,7 +53,7 @@ AdjustmentId = Annotated[
 
 class AdjustmentBody(BodyModel):
     quota: QuotaKey
-    period: PeriodName
+    period: ValidPeriod
     kind: Annotated[
         AdjustmentKind, Field(strict=False, description="What the units are moved for.", examples=["credit"])
     ]
@@ -84,9 +80,9 @@ class AdjustmentList(Struct, frozen=True):
 
 class AdjustmentQuery(PageQuery):
     quota: Annotated[
-        Several[Text], Field(description="Only of these quota keys.", examples=["exports:tenant=acme"])
+        Several[QuotaKey], Field(description="Only of these quota keys.", examples=["exports:tenant=acme"])
     ] = ()
-    period: Annotated[Several[Text], Field(description="Only of these periods.", examples=["2026-11"])] = ()
+    period: Annotated[Several[ValidPeriod], Field(description="Only of these periods.", examples=["2026-11"])] = ()
     state: Annotated[Several[AdjustmentState], Field(description="Only in these states.", examples=["proposed"])] = ()
 
 
@@ -118,8 +114,6 @@ async def propose_adjustment(
 ) -> Response:
     """Propose an adjustment. Units move when another token approves it, within 30 days."""
     by, now = actor_of(request, caller), coordinator.clock.now()
-    if faults := list(_faults_of(body)):
-        raise refused_all(faults)
     terms = AdjustmentTerms(Key(body.quota, body.period), body.kind, body.units)
     proposed = ProposedAdjustment(id_for(request, caller), terms, body.reason, body.document)
     made = _granted(
@@ -146,14 +140,6 @@ async def withdraw_adjustment(
     """Withdraw a proposed adjustment, so that it cannot be approved."""
     by, now = actor_of(request, caller), coordinator.clock.now()
     return reply(_granted(await coordinator.database.run(lambda c: adjust.withdraw_adjustment(c, adjustment, by, now))))
-
-
-def _faults_of(body: AdjustmentBody) -> Iterator[InvalidParameter]:
-    for name, parse, value in (("quota", parse_quota_key, body.quota), ("period", period_of, body.period)):
-        try:
-            parse(value)
-        except ValueError as error:
-            yield InvalidParameter(name, "format", str(error))
 
 
 _INVALID = {

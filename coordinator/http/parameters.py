@@ -12,8 +12,9 @@ from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, Plai
 from pydantic_core import PydanticCustomError
 
 from coordinator.usage.rules.usage import parse_instant
-from protocol.identifiers import MAX_QUOTA_KEY_LENGTH, NAME_PATTERN, REGION_PATTERN
+from protocol.identifiers import MAX_QUOTA_KEY_LENGTH, NAME_PATTERN, REGION_PATTERN, canonical_quota_key
 from protocol.limits.document import LimitValue
+from protocol.periods import period_of
 from protocol.units import MAX_UNITS
 from web.problems import InvalidParameter, Problem
 
@@ -44,6 +45,14 @@ Reason = Annotated[
     Printable,
 ]
 
+
+def _canonical_key(text: str) -> str:
+    try:
+        return canonical_quota_key(text)
+    except ValueError as error:
+        raise _custom("format", str(error)) from None
+
+
 QuotaName = Annotated[str, Field(pattern=NAME_PATTERN, description="The name of a quota.", examples=["exports"])]
 QuotaKey = Annotated[
     str,
@@ -53,12 +62,33 @@ QuotaKey = Annotated[
         description="A quota, and the values it is counted by: `quota:dimension=value`.",
         examples=["exports:tenant=acme"],
     ),
+    AfterValidator(_canonical_key),
+]
+QuotaNameOrKey = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=MAX_QUOTA_KEY_LENGTH,
+        description="A quota, or a quota with the values it is counted by.",
+        examples=["exports", "exports:tenant=acme"],
+    ),
+    AfterValidator(lambda text: _canonical_key(text) if ":" in text else text),
 ]
 RegionName = Annotated[
     str,
     Field(pattern=REGION_PATTERN, description="A region: lower case letters, digits and -.", examples=["eu-west"]),
 ]
 PeriodName = Annotated[str, Field(min_length=4, max_length=64, description="A period.", examples=["2026-11"])]
+
+
+def _valid_period(text: str) -> str:
+    try:
+        return period_of(text).id
+    except ValueError as error:
+        raise _custom("format", str(error)) from None
+
+
+ValidPeriod = Annotated[PeriodName, AfterValidator(_valid_period)]
 
 
 # --- query parameters -------------------------------------------------------------------------------------------------

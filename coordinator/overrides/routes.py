@@ -13,6 +13,7 @@ from coordinator.access.authenticate import Caller
 from coordinator.access.idempotency import IdempotentRoute, id_for
 from coordinator.http.pagination import PageLinks, PageQuery
 from coordinator.http.parameters import Flag, Limit, Moment, QuotaName, Reason, Several, Text, faults_of_end, path_id
+from coordinator.limits.known_names import faults_of_names
 from coordinator.overrides import operations
 from coordinator.overrides.read_overrides import Override, OverrideName, read_override, read_overrides
 from coordinator.overrides.rules import spelt_subject
@@ -70,6 +71,9 @@ async def list_overrides(coordinator: CoordinatorDep, _: Reader, query: Annotate
     """Return overrides that are or will be in force, by quota and subject."""
     page, since = query.page(), None if query.over else coordinator.clock.now()
     after = page.after(OverrideName) or OverrideName()
+    names = {"quota": query.quota}
+    if faults := await coordinator.database.read(lambda c: faults_of_names(c, names)):
+        raise refused_all(faults)
     rows = await coordinator.database.read(lambda c: read_overrides(c, query.quota, since, after, page.size + 1))
     links = page.links(rows, lambda row: OverrideName(row.key, row.override.id))
     return reply(OverrideList([row.override for row in rows[: page.size]], links))

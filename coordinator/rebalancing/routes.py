@@ -14,7 +14,8 @@ from coordinator.access.idempotency import IdempotentRoute, id_for
 from coordinator.exchange.rules.balances import Key
 from coordinator.http.conditions import IfMatch, IfNoneMatch, expectation, strong_tag, unless_known
 from coordinator.http.pagination import PageLinks, PageQuery
-from coordinator.http.parameters import Several, Text, path_id
+from coordinator.http.parameters import QuotaNameOrKey, Several, Text, ValidPeriod, path_id
+from coordinator.limits.known_names import faults_of_names
 from coordinator.rebalancing import follow
 from coordinator.rebalancing.read_allocations import Allocation, AllocationFilter, read_allocations
 from coordinator.rebalancing.read_rebalances import read_rebalance, read_rebalances
@@ -81,7 +82,7 @@ class RebalanceList(Struct, frozen=True):
 
 class ShareQuery(PageQuery):
     quota: Annotated[
-        Several[Text],
+        Several[QuotaNameOrKey],
         Field(description="Only these quotas, by name or by key.", examples=["exports", "exports:tenant=acme"]),
     ] = ()
     tenant: Annotated[
@@ -92,7 +93,7 @@ class ShareQuery(PageQuery):
 
 class AllocationQuery(ShareQuery):
     period: Annotated[
-        Several[Text],
+        Several[ValidPeriod],
         Field(
             description="Only of these periods. Without any, those that run or are not accounted for.",
             examples=["2026-11"],
@@ -110,6 +111,7 @@ async def list_allocations(
 ) -> Response:
     """Return what each region holds, as it last reported: idle and wanted units, and when it will run dry."""
     only = AllocationFilter(query.quota, query.tenant, query.region, query.period)
+    await _refuse_unknown_names(query, coordinator)
     page, now = query.page(), coordinator.clock.now()
     after = page.after(Key) or Key("", "")
     rows = await coordinator.database.run(
@@ -136,12 +138,19 @@ async def _shared(
     name: str, read: Callable[..., Awaitable[dict[str, T | None]]], query: ShareQuery, coordinator: Coordinator
 ) -> tuple[list[T], PageLinks]:
     only, page = ShareQuestion(query.quota, query.tenant, query.region), query.page(name)
+    await _refuse_unknown_names(query, coordinator)
     documents, now = coordinator.documents, coordinator.clock.now()
     rows = await coordinator.database.run(
         lambda c: read(c, documents, only, page.after(str) or "", page.size + 1, now), snapshot=True
     )
     shared = [each for each in list(rows.values())[: page.size] if each is not None]
     return shared, page.links(list(rows), str)
+
+
+async def _refuse_unknown_names(query: ShareQuery, coordinator: Coordinator) -> None:
+    names = {"quota": query.quota, "region": query.region}
+    if faults := await coordinator.database.read(lambda c: faults_of_names(c, names)):
+        raise refused_all(faults)
 
 
 # --- rebalances -------------------------------------------------------------------------------------------------------
@@ -197,8 +206,8 @@ def _problem_of(refusal: Refusal) -> Problem:
 
 
 def _sentence(each: Rebalance) -> str:
-    about = each.request.get("quota") or each.request.get("region")
-    return f"{each.mode} of {about} ({each.state}) by {each.created_by} at {each.created_at.isoformat()}"
+    about, by = each.request.get("quota") or each.request.get("region"), each.created_by_name or each.created_by
+    return f"{each.mode} of {about} ({each.state}) by {by} at {each.created_at.isoformat()}"
 
 
 def _tag(version: int) -> str:

@@ -5,10 +5,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 from uuid import UUID
 
 from fastapi import Body
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, field
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from coordinator.http.parameters import Limit, PositiveUnits, QuotaKey, RegionName
+from coordinator.access.token_names import TokenName
+from coordinator.http.parameters import Limit, PositiveUnits, QuotaNameOrKey, RegionName
 from coordinator.rebalancing.rules.plan import Plan
 from coordinator.rebalancing.rules.region_settings import MAX_WEIGHT
 from web.strict_routes import BodyModel
@@ -34,7 +35,7 @@ class MoveUnits(_RebalanceBody):
     """Move idle units of one allowance from one region to another."""
 
     mode: Literal["move"]
-    quota: QuotaKey
+    quota: QuotaNameOrKey
     source: Annotated[RegionName, Field(alias="from")]
     target: Annotated[RegionName, Field(alias="to")]
     units: PositiveUnits
@@ -57,7 +58,7 @@ class Weigh(_RebalanceBody):
     """Set weights, floors, ceilings and pins of a quota, or of some of its keys, by region."""
 
     mode: Literal["weigh"]
-    quota: QuotaKey
+    quota: QuotaNameOrKey
     settings: Annotated[
         dict[RegionName, RegionSettingPatch],
         Field(min_length=1, max_length=1000, description="By region.", examples=[{"eu-west": {"weight": 2}}]),
@@ -68,7 +69,7 @@ class EvenOut(_RebalanceBody):
     """Move idle units of one allowance to where the demand is."""
 
     mode: Literal["even_out"]
-    quota: QuotaKey
+    quota: QuotaNameOrKey
 
 
 class Drain(_RebalanceBody):
@@ -135,4 +136,5 @@ class Rebalance(Struct, frozen=True, kw_only=True):
     waits_for: list[AwaitedRegion]
     created_at: datetime
     created_by: str
+    created_by_name: TokenName = UNSET
     ended_at: datetime | None

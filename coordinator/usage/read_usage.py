@@ -71,7 +71,7 @@ class UsageRow(Struct, frozen=True):
 class Coverage(Struct, frozen=True):
     """What the answer does not contain."""
 
-    is_known: bool  # false: the ledger never had such a quota, tenant or period
+    is_known: bool  # false: the ledger never had such a quota, tenant, period or API key
     unaccounted: int  # leased but not reported: usage may still grow by as many units
 
 
@@ -114,7 +114,10 @@ async def _first_page(connection: Connection, question: UsageQuestion, sealed: S
     page = await read_usage(connection, question, position, 0, count, last)
     unaccounted = await read_unaccounted(connection, question, position, last)
     is_used = any(row.units for row in page.rows)
-    is_known = is_used or unaccounted > 0 or await _is_known_by_ledger(connection, question, position, last)
+    # No list says which API keys there are, so what a key used is known only from usage.
+    is_known = is_used or unaccounted > 0
+    if not is_known and Dimension.API_KEY not in question.filters:
+        is_known = await _is_known_by_ledger(connection, question, position, last)
     return UsagePage(page.rows if is_known else [], page.as_of, Coverage(is_known, unaccounted))
 
 

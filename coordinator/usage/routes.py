@@ -14,7 +14,8 @@ from coordinator.access.idempotency import IdempotentRoute
 from coordinator.archives.refusal import Archived, archived_problem
 from coordinator.http.conditions import IfNoneMatch, strong_tag, unless_known
 from coordinator.http.pagination import Page, PageLinks, PageQuery
-from coordinator.http.parameters import Flag, Instant, Several, Text, WholeNumber
+from coordinator.http.parameters import Flag, Instant, QuotaKey, Several, Text, ValidPeriod, WholeNumber
+from coordinator.limits.known_names import faults_of_names
 from coordinator.periods import close as periods
 from coordinator.periods.close import CloseRefused, CloseRequest, PeriodClose
 from coordinator.periods.read_periods import BookedPeriod, read_period, read_periods
@@ -46,7 +47,7 @@ from protocol.units import MAX_UNITS
 from protocol.zones import zone_of
 from web.bodies import reply
 from web.openapi import described
-from web.problems import Problem, refused
+from web.problems import Problem, refused, refused_all
 from web.strict_routes import BodyModel, QueryModel
 
 router = APIRouter(tags=["finance"], route_class=IdempotentRoute)
@@ -130,23 +131,28 @@ class UsageQuery(PageQuery):
     tenant: Annotated[Several[Text], Field(description="Only these tenants.", examples=["acme"])] = ()
     quota: Annotated[Several[Text], Field(description="Only these quotas.", examples=["exports"])] = ()
     quota_key: Annotated[
-        Several[Text], Field(description="Only these quota keys.", examples=["exports:tenant=acme"])
+        Several[QuotaKey], Field(description="Only these quota keys.", examples=["exports:tenant=acme"])
     ] = ()
     region: Annotated[Several[Text], Field(description="Only these regions.", examples=["eu-west"])] = ()
     policy: Annotated[Several[Text], Field(description="Only these policies.", examples=["exports-per-tenant"])] = ()
     route_class: Annotated[Several[Text], Field(description="Only these route classes.", examples=["heavy"])] = ()
     api_key: Annotated[
-        Several[Text], Field(description="Only these API keys, by their hash.", examples=["k_9f86d081884c7d65"])
+        Several[Annotated[str, Field(pattern="^k_[0-9a-f]{16}$")]],
+        Field(description="Only these API keys, by their hash.", examples=["k_9f86d081884c7d65"]),
     ] = ()
-    period: Annotated[Several[Text], Field(description="Only what is billed in these.", examples=["2026-11"])] = ()
+    period: Annotated[
+        Several[ValidPeriod], Field(description="Only what is billed in these.", examples=["2026-11"])
+    ] = ()
     degraded: Annotated[
-        Several[Text], Field(description="Only what these failure modes admitted.", examples=["local"])
+        Several[Literal["open", "local"]],
+        Field(description="Only what these failure modes admitted.", examples=["local"]),
     ] = ()
     counted_as: Annotated[
-        Several[Text], Field(description="`included` in the limit, or `overage`.", examples=["overage"])
+        Several[Literal["included", "overage"]],
+        Field(description="`included` in the limit, or `overage`.", examples=["overage"]),
     ] = ()
     charge_period: Annotated[
-        Several[Text], Field(description="Only what was used in these.", examples=["2026-10"])
+        Several[ValidPeriod], Field(description="Only what was used in these.", examples=["2026-10"])
     ] = ()
 
 
@@ -161,6 +167,9 @@ async def get_usage(
     """Return usage from `from` up to, not including, `to`, in pieces by the calendar of `time_zone`."""
     question, page = _question_of(query, coordinator.clock.now())
     cursor = page.cursor
+    names = {"region": query.region, "policy": query.policy, "route_class": query.route_class}
+    if faults := await coordinator.database.read(lambda c: faults_of_names(c, names)):
+        raise refused_all(faults)
     found = await coordinator.database.run(
         lambda c: read_usage_as_of(c, question, query.as_of, cursor.as_of, cursor.skip, page.size + 1), snapshot=True
     )

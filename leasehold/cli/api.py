@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, NoReturn, ParamSpec
 from urllib.parse import quote
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 URL, TOKEN = "LEASEHOLD_URL", "LEASEHOLD_TOKEN"
 DEFAULT_URL = "http://127.0.0.1:8400"
 TIMEOUT_S = 30
+MAX_PAGE_SIZE = 1000
 
 P = ParamSpec("P")
 Column = str | Callable[[dict[str, Any]], str | None]  # the name of a field, or a function of the row
@@ -97,14 +99,21 @@ class Cli:
 
     def get_all(self, path: str, **params: Any) -> list[dict[str, Any]]:
         """Get all pages of a list."""
-        rows: list[dict[str, Any]] = []
+        return [row for page in self.pages(path, **params) for row in page]
+
+    def get_some(self, path: str, count: int, **params: Any) -> list[dict[str, Any]]:
+        """Get the first rows of a list that may be very long."""
+        pages = self.pages(path, **params, page_size=min(count, MAX_PAGE_SIZE))
+        return list(islice(chain.from_iterable(pages), count))
+
+    def pages(self, path: str, **params: Any) -> Iterator[list[dict[str, Any]]]:
         after: str | None = None
         while True:
             page = self.get(path, **params, page_after=after)
-            rows += page["data"]
+            yield page["data"]
             after = page.get("page", {}).get("next")
             if not after:
-                return rows
+                return
 
     def post(self, path: str, body: object = None, **headers: str) -> Any:
         return answer(self.send("POST", path, body, headers))
@@ -183,8 +192,11 @@ def _give_up(response: "httpx.Response", file: str | None) -> NoReturn:
     if response.headers.get("Content-Type") != "application/problem+json":
         fail(f"the coordinator answered {response.status_code}")
     problem = response.json()
-    for fault in problem.get("invalid_parameters", ()):
+    faults = problem.get("invalid_parameters", ())
+    for fault in faults:
         warn(f"{f'{file}: ' if file else ''}{fault['field']}: {fault['reason']} [{fault['rule']}]")
+    if faults:
+        raise typer.Exit(1)  # the detail is the first of them
     fail(str(problem["detail"]))
 
 
@@ -202,6 +214,11 @@ def _cell(row: dict[str, Any], column: Column) -> str:
 def fields(*names: str) -> dict[str, Column]:
     """Return columns that show the fields of these names."""
     return {name: name for name in names}
+
+
+def person(field: str) -> Column:
+    """Return a column that shows the note of the token that a field has the id of, or the id of one without a note."""
+    return lambda row: row.get(f"{field}_name") or row[field]
 
 
 def segment(text: str) -> str:

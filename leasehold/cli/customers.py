@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from leasehold.cli.api import Cli, Column, api_command, fields, pair, segment
+from leasehold.cli.api import Cli, Column, api_command, fields, pair, person, segment
 
 subscription = typer.Typer(
     no_args_is_help=True, help="Put tenants on plans. A tenant without a plan is on the document's default plan."
@@ -30,6 +30,7 @@ OVERRIDE: dict[str, Column] = {
     "from": "valid_from",
     "until": lambda each: each["valid_until"] or "deleted",
     "reason": "reason",
+    "by": person("created_by"),
 }
 
 
@@ -131,6 +132,7 @@ def list_blocks(cli: Cli) -> None:
             "since": "created_at",
             "until": lambda each: each["valid_until"] or "deleted",
             "reason": "reason",
+            "by": person("created_by"),
         },
     )
 

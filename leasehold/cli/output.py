@@ -1,18 +1,21 @@
 """What commands print: tables, live tables that fit the terminal, and one sentence on stderr when they fail."""
 
+import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn, TypeAlias
 
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, Group
     from rich.table import Table
 
 REFRESH_S = 1.0
 GAP = 2
+UNBOUNDED_WIDTH = 100_000
 
 Row: TypeAlias = dict[str, str]  # by column
 Watch = Annotated[
@@ -30,14 +33,34 @@ def fail(sentence: str) -> NoReturn:
     raise typer.Exit(1)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def console() -> "Console":
+    """Return a console as wide as the terminal. In a pipe it breaks no text, unless COLUMNS gives a width."""
     from rich.console import Console
+
+    is_bounded = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(markup=False, width=None if is_bounded else UNBOUNDED_WIDTH)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Column, Table
 
     table = Table(*(Column(name, overflow="fold", no_wrap=name == "id") for name in columns), box=None)
     for row in rows:
         table.add_row(*row)
-    Console(markup=False).print(table)
+    console().print(table)
+
+
+@contextmanager
+def progress_line() -> Iterator[Callable[[str], None]]:
+    """Yield a function that replaces the text of one line on the terminal. Without a terminal it prints nothing."""
+    from rich.console import Console
+
+    terminal = Console(stderr=True, markup=False)
+    if not terminal.is_terminal:
+        yield lambda _: None
+        return
+    with terminal.status("") as status:
+        yield status.update
 
 
 # --- live tables ------------------------------------------------------------------------------------------------------
@@ -73,10 +96,8 @@ def print_sections(read: Callable[[], Sequence[Section]], columns: Columns, empt
     if watch and sys.stdout.isatty():
         _refresh(read, columns, empty)
         return
-    from rich.console import Console
-
-    console = Console(markup=False)
-    console.print(drawn(read(), columns, empty, console.width))
+    out = console()
+    out.print(drawn(read(), columns, empty, out.width))
 
 
 def _refresh(read: Callable[[], Sequence[Section]], columns: Columns, empty: str) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from leasehold.cli.api import Cli, api_command
-from leasehold.cli.output import fail
+from leasehold.cli.output import fail, print_table
 from leasehold.cli.services import owners_url
 from leasehold.local_stack.plan import URL_VARIABLE
 
@@ -91,13 +91,9 @@ def _verify_by_coordinator(cli: Cli, kept: list[dict[str, Any]]) -> dict[str, An
 
 
 def _print(found: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
-
-    table = Table(Column("proven"), Column("", overflow="fold"), box=None)
-    for name in ("lanes", "reports", "transfers", "movements", "seals", "sealed_position", "newest_seal"):
-        table.add_row(name.replace("_", " "), "-" if found[name] is None else str(found[name]))
-    Console().print(table)
+    names = ("lanes", "reports", "transfers", "movements", "seals", "sealed_position", "newest_seal")
+    values = ("-" if found[name] is None else str(found[name]) for name in names)
+    print_table(["proven", ""], [[name.replace("_", " "), value] for name, value in zip(names, values, strict=True)])
     for part in found.get("not_compared", ()):
         typer.echo(f"not compared: {part}")
     if found["intact"]:

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from leasehold.cli.api import Cli, Column, api_command, fields, segment
+from leasehold.cli.api import Cli, Column, api_command, fields, person, segment
 
 webhook = typer.Typer(no_args_is_help=True, help="Send events of the ledger to other programs.")
 installation = typer.Typer(no_args_is_help=True, help="Tell an installation from a copy of its database.")
@@ -14,6 +14,15 @@ WEBHOOK: dict[str, Column] = {
     **fields("id", "url"),
     "events": lambda each: ", ".join(each["events"]),
     **fields("paused", "waiting", "dead"),
+    "by": person("created_by"),
+}
+
+DELIVERY: dict[str, Column] = {
+    "id": "event",
+    **fields("kind", "occurred_at", "attempts"),
+    "delivered": "delivered_at",
+    "dead": "dead_at",
+    "answer": lambda each: each["error"] or each["status"],
 }
 
 
@@ -48,6 +57,16 @@ def pause_webhook(
     """Let deliveries wait, or resume them."""
     action = "resume" if resume else "pause"
     cli.render(cli.post(f"/v1/webhooks/{segment(webhook_id)}:{action}"), WEBHOOK)
+
+
+@api_command(webhook, scope="admin", name="deliveries")
+def list_deliveries(
+    cli: Cli,
+    webhook_id: WebhookId,
+    dead: Annotated[bool, typer.Option("--dead", help="Only those that are not tried again.")] = False,
+) -> None:
+    """List the deliveries of the last 40 days: when each was tried, and what the receiver answered."""
+    cli.render(cli.get_all(f"/v1/webhooks/{segment(webhook_id)}/deliveries", dead=dead), DELIVERY)
 
 
 @api_command(webhook, scope="admin", name="replay", changes=True)

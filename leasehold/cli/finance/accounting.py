@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from leasehold.cli.api import Cli, Column, answer, api_command, fields, segment
+from leasehold.cli.api import Cli, Column, answer, api_command, fields, person, segment
 from leasehold.cli.finance.usage import Period
-from leasehold.cli.output import warn
+from leasehold.cli.output import progress_line, warn
 from protocol.counting import counted
 
 period = typer.Typer(no_args_is_help=True, help="Look at the periods of the ledger, and close one that has ended.")
@@ -17,7 +17,12 @@ adjustment = typer.Typer(
 
 POLL_S = 2.0
 CONFLICT = 409
-PERIOD: dict[str, Column] = {"period": "id", **fields("state", "from", "to"), "closed": "closed_at"}
+PERIOD: dict[str, Column] = {
+    "period": "id",
+    **fields("state", "from", "to"),
+    "closed": "closed_at",
+    "by": lambda row: row.get("closed_by_name") or row.get("closed_by"),
+}
 BALANCES = fields("funded", "consumed", "estimated", "outstanding", "suspense", "suspense_carried", "unallocated")
 
 
@@ -91,14 +96,21 @@ def close_period(
             _print_close(found)
         cli.confirm(f"Close {name} for good?", yes=yes)
         found = _closed(cli.send("POST", path, body))
-        while wait and found["missing"]:
-            _print_close(found)
-            time.sleep(POLL_S)
-            found = _closed(cli.client.post(path, json=body))
+        found = _finished(cli, path, body, found) if wait else found
     if cli.as_json:
         cli.print_json(found)
     else:
         _print_close(found)
+
+
+def _finished(cli: Cli, path: str, body: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Wait until the period is closed."""
+    with progress_line() as show:
+        while found["missing"]:
+            show("waits for " + ", ".join(dict.fromkeys(missing["what"] for missing in found["missing"])))
+            time.sleep(POLL_S)
+            found = _closed(cli.client.post(path, json=body))
+    return found
 
 
 def _closed(response: Any) -> dict[str, Any]:
@@ -138,7 +150,11 @@ def _sentence(missing: dict[str, Any]) -> str:
 # --- adjustments ------------------------------------------------------------------------------------------------------
 
 AdjustmentId = Annotated[str, typer.Argument(metavar="ID", help="An id of `adjustment list`.")]
-ADJUSTMENT = fields("id", "state", "kind", "units", "quota", "period", "booked_in", "document")
+ADJUSTMENT: dict[str, Column] = {
+    **fields("id", "state", "kind", "units", "quota", "period", "booked_in", "document"),
+    "proposed by": person("proposed_by"),
+    "approved by": person("approved_by"),
+}
 
 
 @api_command(adjustment, scope="usage:read", name="list")

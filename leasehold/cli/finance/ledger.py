@@ -1,22 +1,65 @@
-"""`leasehold ledger`: archive closed periods, list the archives, and verify one from its files."""
+"""`leasehold ledger`: seals, the audit, and archives of closed periods."""
 
 import asyncio
+import json
 import time
 from typing import Annotated, Any
 
 import typer
 
-from leasehold.cli.api import Cli, answer, api_command, fields, segment
+from leasehold.cli.api import Cli, Column, answer, api_command, fields, segment
 from leasehold.cli.finance.usage import Period
 from leasehold.cli.output import fail, warn
 from leasehold.cli.verify import kept_seal
 from protocol.counting import counted
 
-ledger = typer.Typer(no_args_is_help=True, help="Move closed periods out of the database, into files that verify.")
+ledger = typer.Typer(
+    no_args_is_help=True, help="Look at seals and the audit, and archive closed periods into files that verify."
+)
 
 POLL_S = 1.0
 CONFLICT = 409
 ARCHIVE = fields("period", "state", "transfers", "bytes", "archived_at", "location", "manifest_sha256", "failure")
+
+
+SEAL = fields("number", "position", "sealed_at", "hash")
+AUDIT: dict[str, Column] = {
+    **fields("id", "recorded_at"),
+    "actor": lambda entry: entry.get("actor_name") or entry["actor"],
+    **fields("action", "object"),
+    "details": lambda entry: json.dumps(entry["details"], ensure_ascii=False),
+}
+
+
+# --- seals and the audit ----------------------------------------------------------------------------------------------
+
+
+@api_command(ledger, scope="audit:read", name="seals")
+def list_seals(cli: Cli, count: Annotated[int, typer.Option("--last", min=1, help="How many.")] = 10) -> None:
+    """List the newest seals. The hash of one, kept elsewhere, covers everything up to its position."""
+    cli.render(cli.get_some("/v1/seals", count), SEAL)
+
+
+@api_command(ledger, scope="audit:read", name="audit")
+def list_audit(
+    cli: Cli,
+    action: Annotated[
+        list[str] | None, typer.Option(help="Only this action, such as period.closed; repeatable.")
+    ] = None,
+    about: Annotated[
+        list[str] | None, typer.Option("--object", help="Only what was done to this, such as acme; repeatable.")
+    ] = None,
+    actor: Annotated[list[str] | None, typer.Option(help="Only what the token with this id did; repeatable.")] = None,
+    start: Annotated[str | None, typer.Option("--from", help="A date in UTC or an RFC 3339 time.")] = None,
+    end: Annotated[str | None, typer.Option("--to", help="The first moment that is not included.")] = None,
+    count: Annotated[int, typer.Option("--last", min=1, help="How many.")] = 100,
+) -> None:
+    """List who did what, newest first."""
+    only = {"action": action, "object": about, "actor": actor, "from": start, "to": end}
+    cli.render(cli.get_some("/v1/audit", count, **only), AUDIT)
+
+
+# --- archives ---------------------------------------------------------------------------------------------------------
 
 
 @api_command(ledger, scope="period:close", name="archive", changes=True)

@@ -1,5 +1,6 @@
 """`leasehold statement`: who is billed in a period, what each tenant is billed for, and all statements as one file."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,9 +57,7 @@ def export_statements(
     else:
         table = [list(STACKED), *(list(row.values()) for row in rows)]
         content = xlsx_of([("Statements", table)]) if output.suffix == ".xlsx" else csv_file(table)
-    partial = output.with_name(f"{output.name}.part")
-    partial.write_bytes(content)
-    partial.replace(output)
+    write_file(output, content)
     cli.report(found, f"{output}: {counted(len(rows), 'line')} of {counted(len(found), 'statement')}")
 
 
@@ -150,12 +149,51 @@ def show_month(
     typer.echo(f"billed: {counted(found['billed'], 'unit')} in {counted(len(found['periods']), 'period')}; {state}")
 
 
+@api_command(statement, scope="audit:read", name="proof")
+def save_proof(
+    cli: Cli,
+    period: Period,
+    tenant: Annotated[str, typer.Option("--tenant", "-t", help="The tenant.")],
+    line: Annotated[int, typer.Option("--line", help="The number of the line.")],
+    seal: Annotated[
+        int | None, typer.Option("--seal", help="The number of the seal that you kept.", show_default="the last needed")
+    ] = None,
+    as_of: AsOf = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The directory for the files.")] = Path(),
+) -> None:
+    """Save the proof of a statement's line as files, and print the command that checks them.
+
+    The check is a script in the guide to auditing. It needs no coordinator, and the hash of a seal that you kept.
+    Reading the statement needs the scope `usage:read` as well.
+    """
+    found = cli.get(f"/v1/periods/{segment(period)}/statement", tenant=tenant, as_of=as_of)
+    path, at = f"/v1/statements/{found['id']}/lines/{line}/proof", None if found["is_final"] else found["as_of"]
+    parts, after = list[dict[str, Any]](), None
+    while not parts or after:
+        parts.append(cli.get(path, as_of=at, seal=seal, page_after=after))
+        after = parts[-1]["page"]["next"]
+    if cli.as_json:
+        cli.print_json(parts)
+        return
+    files = [output / f"proof-{number}.json" for number in range(1, len(parts) + 1)]
+    for file, part in zip(files, parts, strict=True):
+        write_file(file, json.dumps(part, ensure_ascii=False).encode())
+    typer.echo(f"python3 check.py HASH-OF-SEAL-{parts[-1]['seals'][-1]['sealed'][0]} {' '.join(map(str, files))}")
+
+
+def write_file(file: Path, content: bytes) -> None:
+    """Replace a file as a whole, so that it is never half written."""
+    partial = file.with_name(f"{file.name}.part")
+    try:
+        partial.write_bytes(content)
+        partial.replace(file)
+    except OSError as error:
+        fail(f"{file}: {error.strerror}")
+
+
 def _save(cli: Cli, path: str, params: dict[str, str], output: Path) -> None:
     """Write a statement into a file, in the format that its name ends with."""
-    content = _in_format(cli, path, params, output.suffix.removeprefix("."))
-    partial = output.with_name(f"{output.name}.part")
-    partial.write_bytes(content)
-    partial.replace(output)
+    write_file(output, _in_format(cli, path, params, output.suffix.removeprefix(".")))
 
 
 def _in_format(cli: Cli, path: str, params: dict[str, str], format_: str) -> bytes:

@@ -547,7 +547,10 @@ async def test_after_a_stopped_drain_the_region_is_granted_to(
 async def test_allocations_show_what_each_region_holds(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
-    assert (await ops.client.get("/v1/allocations", params={"quota": "nothing"})).json()["data"] == []
+    for misspelt in ({"quota": "exprots"}, {"quota": "exprots:tenant=acme"}, {"region": "us_east"}, {"period": "now"}):
+        assert (await ops.client.get("/v1/allocations", params=misspelt)).status_code == 422
+    assert (await ops.client.get("/v1/rates", params={"region": "us_east"})).status_code == 422
+    assert (await ops.client.get("/v1/allocations", params={"quota": "mails"})).json()["data"] == []
     await east.say(3, lease(granted=500, consumed=60, units=10), demands=[want(demand_milli=10_000)])
     found = await ops.allocation()
     totals = ("quota", "period", "state", "funded", "unallocated", "outstanding", "consumed", "suspense", "overage")

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import shlex
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from coordinator.access.issue_token import issue_token
 from leasehold.cli.app import app
 from tests.integration.coordinator.admin_harness import AdminHarness, Region, sealed
 from tests.integration.coordinator.fixtures import served
+from tests.integration.coordinator.proof.test_line_proof import script
 from tests.integration.coordinator.spreadsheets import csv_rows
 from tests.integration.coordinator.usage.test_statements import DAY, MAILS, at, region
 
@@ -28,18 +30,29 @@ GUIDE = Path(__file__).parents[4] / "docs" / "guides" / "closing.md"
 
 
 @pytest.fixture
-async def typed(admin_harness: AdminHarness, region: Region) -> AsyncIterator[Typed]:
-    token = (await issue_token(admin_harness.owner, ["admin"], "", admin_harness.clock.now())).token
+async def address(admin_harness: AdminHarness, region: Region) -> AsyncIterator[str]:
     coordinator = admin_harness.transport.app
+    assert region
     assert isinstance(coordinator, FastAPI)
     with capture_logs():  # command and coordinator share this process's output
         async with served(coordinator) as url:
-            environment = {"LEASEHOLD_URL": url, "LEASEHOLD_TOKEN": token, "COLUMNS": "300"}
+            yield url
 
-            async def type_(*words: str) -> Result:
-                return await asyncio.to_thread(CliRunner().invoke, app, words, env=environment)
 
-            yield type_
+async def commands(admin_harness: AdminHarness, address: str, *scopes: str, **environ: str | None) -> Typed:
+    """Return a function that runs commands with a token of these scopes."""
+    token = (await issue_token(admin_harness.owner, scopes, "Ada, finance", admin_harness.clock.now())).token
+    environment = {"LEASEHOLD_URL": address, "LEASEHOLD_TOKEN": token, "COLUMNS": "300", **environ}
+
+    async def type_(*words: str) -> Result:
+        return await asyncio.to_thread(CliRunner().invoke, app, words, env=environment)
+
+    return type_
+
+
+@pytest.fixture
+async def typed(admin_harness: AdminHarness, address: str) -> Typed:
+    return await commands(admin_harness, address, "admin")
 
 
 async def said(typed: Typed, *words: str) -> str:
@@ -120,9 +133,12 @@ def steps() -> list[list[str]]:
 
 
 async def test_the_guide_closes_a_period(
-    admin_harness: AdminHarness, region: Region, typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    admin_harness: AdminHarness, region: Region, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each step of the guide works, in the guide's order."""
+    """Each step of the guide works, in the guide's order, with the scopes of the guide and no others."""
+    scopes = re.findall(r"--scope (\S+)", GUIDE.read_text(encoding="utf-8"))
+    assert len(scopes) == 3
+    typed = await commands(admin_harness, address, *scopes)
     monkeypatch.chdir(tmp_path)
     await region.exchange(MAILS, frozen=[region.leases[MAILS, DAY] | {"returned": 7}])
     await sealed(admin_harness)
@@ -136,6 +152,12 @@ async def test_the_guide_closes_a_period(
     assert f"{DAY} is closed" in said_of["period close"]
     assert "intact" in said_of["verify"]
     assert (tmp_path / f"usage-{DAY}.csv").read_text().count("\n") == 3
+    assert said_of["period close"].count("waits for") <= 2 * said_of["period close"].count("grace"), "told each time"
+    for missing in scopes:
+        fewer = await commands(admin_harness, address, *(scope for scope in scopes if scope != missing))
+        refused = [done.stderr for step in steps() if (done := await fewer(*step)).exit_code]
+        assert refused
+        assert all(text == f"leasehold: The token lacks the scope `{missing}`.\n" for text in refused), refused
 
 
 async def _let_time_pass(admin_harness: AdminHarness) -> None:
@@ -143,3 +165,38 @@ async def _let_time_pass(admin_harness: AdminHarness) -> None:
     while True:
         await asyncio.sleep(0.5)
         admin_harness.clock.move(minutes=1)
+
+
+async def test_a_proof_is_saved_and_checked(typed: Typed, tmp_path: Path) -> None:
+    printed = await said(typed, "statement", "proof", DAY, "-t", "acme", "--line", "1", "-o", str(tmp_path))
+    seals = {seal["number"]: seal["hash"] for seal in json.loads(await said(typed, "ledger", "seals", "--json"))}
+    check = tmp_path / "check.py"
+    check.write_text(script())
+    words = re.sub(r"HASH-OF-SEAL-(\d+)", lambda found: seals[int(found[1])], printed).split()
+    proven = await asyncio.create_subprocess_exec(sys.executable, check, *words[2:], stdout=asyncio.subprocess.PIPE)
+    assert (await proven.communicate())[0].startswith(b"PROVEN: 10 units of mails by acme")
+    refused = await typed("statement", "proof", DAY, "-t", "acme", "--line", "1", "--seal", "9999", "-o", str(tmp_path))
+    assert (refused.exit_code, "There is no seal 9999" in refused.stderr) == (1, True)
+
+
+async def test_the_audit_names_people(typed: Typed) -> None:
+    await said(typed, "webhook", "add", "http://127.0.0.1:9/", "period.closed")
+    table = (await said(typed, "ledger", "audit", "--action", "webhook.added", "--last", "1")).splitlines()
+    assert "Ada, finance" in table[1]
+    assert "Ada, finance" in (await said(typed, "webhook", "list")).splitlines()[1]
+    assert len(json.loads(await said(typed, "ledger", "audit", "--last", "2", "--json"))) == 2
+    refused = await typed("ledger", "audit", "--action", "webhook.aded")
+    assert (refused.exit_code, "token.issued" in refused.stderr) == (1, True)
+    assert len(refused.stderr.splitlines()) == 1, "each fault is printed once"
+
+
+async def test_tables_are_not_folded_in_a_pipe(admin_harness: AdminHarness, address: str) -> None:
+    """COLUMNS, which the other tests set, is the only thing that folds them there."""
+    typed = await commands(admin_harness, address, "admin", COLUMNS=None)
+    target = f"http://127.0.0.1:9/{'a' * 200}"
+    await said(typed, "webhook", "add", target, "period.closed", "usage.sealed", "suspense.new")
+    (made,) = json.loads(await said(typed, "webhook", "list", "--json"))
+    heading, row = (await said(typed, "webhook", "list")).splitlines()
+    assert heading.split()[:2] == ["id", "url"]
+    assert row.split()[:2] == [made["id"], target]
+    await said(typed, "webhook", "deliveries", made["id"])

@@ -124,13 +124,13 @@ async def test_unknown_quotas_gaps_and_zeros_are_distinguished(
     # A gap: a region holds units, some of which may be used by now.
     await booked["us-east"].exchange(GLOBEX, demands=[{"quota": GLOBEX, "waiting": 7}])
     held = await admin_harness.owner.fetchval("SELECT sum(outstanding) FROM lease WHERE quota = $1", GLOBEX)
-    assert await answer("tenant=globex&policy=other") == (True, held, [])
+    assert await answer("tenant=globex&counted_as=overage") == (True, held, [])
     assert held >= 7
     # A zero: nothing was used, and no region holds units.
     lease = booked["us-east"].leases[GLOBEX, "2026-11"]
     await booked["us-east"].exchange(GLOBEX, frozen=[lease | {"returned": lease["granted"] - lease["consumed"]}])
-    assert await answer("tenant=globex&policy=other") == (True, 0, [])
-    assert await answer("tenant=globex&policy=other&zeros=true") == (True, 0, [0])
+    assert await answer("tenant=globex&counted_as=overage") == (True, 0, [])
+    assert await answer("tenant=globex&counted_as=overage&zeros=true") == (True, 0, [0])
     assert await answer("tenant=globex&zeros=true&granularity=P1D&from=2026-11-17&to=2026-11-20") == (
         True,
         0,
@@ -232,6 +232,15 @@ async def test_every_fault_of_a_query_is_named(finance: httpx.AsyncClient) -> No
         "page_size=0": [("page_size", "minimum")],
         "page_after=x": [("page_after", "format")],
         "group-by=tenant": [("group-by", "unknown")],
+        "region=nowhere&tenant=acme": [("region", "known")],
+        "policy=exprot": [("policy", "known")],
+        "route_class=hevay&region=us_east": [("region", "known"), ("route_class", "known")],
+        "degraded=none": [("degraded", "enum")],
+        "counted_as=nonsense": [("counted_as", "enum")],
+        "period=november": [("period", "format")],
+        "charge_period=2026-13": [("charge_period", "format")],
+        "api_key=9489729697506728": [("api_key", "pattern")],
+        "quota_key=exports": [("quota_key", "format")],
         "from=x&to=y&time_zone=z&limit=1": [
             ("from", "format"),
             ("limit", "unknown"),
@@ -240,3 +249,25 @@ async def test_every_fault_of_a_query_is_named(finance: httpx.AsyncClient) -> No
         ],
     }.items():
         assert problem(await finance.get(f"/v1/usage?{query}")) == (422, expected), query
+
+
+async def test_an_unknown_name_is_refused_with_those_that_there_are(
+    finance: httpx.AsyncClient, booked: dict[str, Region]
+) -> None:
+    (fault,) = (await finance.get("/v1/usage?region=eu-wets")).json()["invalid_parameters"]
+    assert fault["reason"] == f"There is no region 'eu-wets'. There are: {', '.join(sorted(booked))}."
+    assert (await finance.get("/v1/usage?route_class=*")).status_code == 200, "requests in no class"
+
+
+async def test_a_key_that_used_nothing_is_no_proven_zero(finance: httpx.AsyncClient, booked: dict[str, Region]) -> None:
+    """No list says which keys there are, so a misspelt one is like one that used nothing."""
+    assert booked
+    answer = (await finance.get("/v1/usage?api_key=k_0123456789abcdef&from=2026-11-18&to=2026-11-19")).json()
+    assert (answer["data"], answer["coverage"]["is_known"] and not answer["coverage"]["unaccounted"]) == ([], False)
+
+
+async def test_a_quota_key_need_not_be_percent_encoded(finance: httpx.AsyncClient, booked: dict[str, Region]) -> None:
+    await booked["eu-west"].use("exports:tenant=M%C3%BCller%2C%20S%C3%B6hne", "2026-11", [Used(at("18T10:00"), 3)])
+    for spelling in ("exports:tenant=M%C3%BCller%2C%20S%C3%B6hne", "exports:tenant=Müller%2C Söhne"):
+        found = (await finance.get("/v1/usage", params={"quota_key": spelling})).json()["data"]
+        assert [row["units"] for row in found] == [3], spelling
