@@ -94,7 +94,7 @@ CHANGES: Mapping[str, str] = {
     "archive": "attempt rows bytes failure requested_by requested_at",
     "correction": """suspense_carried_in correction suspense_carried suspense_carried_out estimated consumed written_off
         replaced recovered overage_used region_consumed region_returned quarantined""",
-    "resolution": "id kind suspense charged seq reason proposed_by proposed_at approved_by approved_at",
+    "resolution": "id kind suspense charged seq reason proposed_by proposed_at approved_by approved_at bulk",
     "adjustment": "approved_by approved_at booked_in withdrawn_by withdrawn_at",
     "webhook": "paused secret previous_secret previous_until",
     "installation": "id system_identifier database_oid addresses confirmed_at",

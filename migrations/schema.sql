@@ -487,6 +487,7 @@ CREATE TABLE resolution (
     proposed_at timestamptz NOT NULL,
     approved_by uuid,
     approved_at timestamptz,
+    bulk        uuid,                               -- the proposal of many that this is one of
     CONSTRAINT resolution_charge_is_suspense CHECK (charged >= 0 AND charged <= suspense),
     CONSTRAINT resolution_is_approved_whole CHECK ((approved_by IS NULL) = (approved_at IS NULL)),
     CONSTRAINT resolution_has_two_people CHECK (approved_by <> proposed_by),
@@ -498,6 +499,7 @@ CREATE TABLE resolution (
 -- One open proposal for each lease and for each lane: two could both be right for the same units.
 CREATE UNIQUE INDEX resolution_open ON resolution (epoch, quota, period, lane) NULLS NOT DISTINCT
     WHERE approved_at IS NULL;
+CREATE INDEX resolution_of_bulk ON resolution (bulk, id) WHERE bulk IS NOT NULL;
 
 -- What was approved has moved units, so it can no more be changed than the ledger.
 CREATE FUNCTION refuse_change_of_approved() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -269,6 +269,7 @@ resolution = Table(
     required("proposed_at", Timestamp),
     Column("approved_by", UUID),
     Column("approved_at", Timestamp),
+    Column("bulk", UUID),
     ForeignKeyConstraint(["epoch", "lane"], ["lane.epoch", "lane.lane"], name="resolution_of_a_lane"),
 )
 # Credits, debits and write-offs by two people.

@@ -118,7 +118,7 @@ SELECT object AS about, entry.id AS entry, its.* FROM (
 
 _RESOLUTION = (
     *("epoch", "quota", "period", "lane", "seq", "kind", "suspense", "charged", "reason"),
-    *("proposed_by", "proposed_at", "approved_by", "approved_at"),
+    *("proposed_by", "proposed_at", "approved_by", "approved_at", "bulk"),
 )
 # A new proposal about the same lease or lane replaces one that was not approved.
 RESOLUTIONS = Audited(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import msgspec
 from sqlalchemy import (
@@ -15,6 +16,7 @@ from sqlalchemy import (
     Integer,
     Text,
     and_,
+    any_,
     case,
     cast,
     exists,
@@ -25,12 +27,13 @@ from sqlalchemy import (
     select,
     tuple_,
 )
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from coordinator.access.token_names import with_token_names
 from coordinator.database.compiled import CompiledStatement, compiled, constant, parameter
 from coordinator.database.connection import Connection
-from coordinator.database.tables import correction, lane, lease, quarantine, resolution
+from coordinator.database.tables import correction, lane, lease, quarantine, region_epoch, resolution
 from coordinator.suspense.resolve import Resolution
 
 MOST_EVIDENCE_BYTES = 4 * 1024 * 1024  # of one page
@@ -81,8 +84,26 @@ class EvidenceName(NamedTuple):
     period: str = ""
 
 
-async def read_suspense(connection: Connection, after: LeaseName, count: int) -> list[SuspendedLease]:
-    rows = await connection.fetch(_SUSPENSE, *after, count)
+class SuspenseFilter(NamedTuple):
+    """Which leases are wanted; without a condition all."""
+
+    tenants: Sequence[str] = ()
+    quotas: Sequence[str] = ()  # names or keys
+    regions: Sequence[str] = ()
+    epochs: Sequence[int] = ()
+    periods: Sequence[str] = ()
+    states: Sequence[str] = ()
+
+    @property
+    def arguments(self) -> list[list[Any] | None]:
+        """Return the arguments $1 to $6 of a statement that begins with WAITING."""
+        return [list(values) or None for values in self]
+
+
+async def read_suspense(
+    connection: Connection, only: SuspenseFilter, bulk: UUID | None, after: LeaseName, count: int
+) -> list[SuspendedLease]:
+    rows = await connection.fetch(_SUSPENSE, *only.arguments, *after, count, bulk)
     return await with_token_names(connection, [_suspended(dict(row)) for row in rows])
 
 
@@ -96,30 +117,46 @@ class QuarantinePage(NamedTuple):
     has_more: bool
 
 
-async def read_quarantine(connection: Connection, after: EvidenceName, count: int) -> QuarantinePage:
+class QuarantineFilter(NamedTuple):
+    """Which evidence is wanted; without a condition all."""
+
+    quotas: Sequence[str] = ()  # names or keys
+    regions: Sequence[str] = ()
+    epochs: Sequence[int] = ()
+    reasons: Sequence[str] = ()
+
+
+async def read_quarantine(
+    connection: Connection, only: QuarantineFilter, after: EvidenceName, count: int
+) -> QuarantinePage:
     """Read at most `count` rows without their evidence, which may be large."""
-    rows = await connection.fetch(*_kept_after(after, count, with_evidence=False))
+    rows = await connection.fetch(*_kept_after(only, after, count, with_evidence=False))
     kept = await with_token_names(connection, [_kept(dict(row)) for row in rows[:count]])
     return QuarantinePage(kept, len(rows) > count)
 
 
-async def read_quarantine_with_evidence(connection: Connection, after: EvidenceName, count: int) -> QuarantinePage:
+async def read_quarantine_with_evidence(
+    connection: Connection, only: QuarantineFilter, after: EvidenceName, count: int
+) -> QuarantinePage:
     """Read at most `count` rows with their evidence: MOST_EVIDENCE_BYTES in all at most, but at least one row.
 
     Call it in a transaction. Rows are fetched one by one, so that no more than the reply is in memory.
     """
-    kept, size = list[KeptEvidence](), 0
-    statement = _kept_after(after, count, with_evidence=True)
+    kept, size, has_more = list[KeptEvidence](), 0, False
+    statement = _kept_after(only, after, count, with_evidence=True)
     async for row in connection.cursor(*statement, prefetch=EVIDENCE_PREFETCH):
         size += len(row["evidence"])
-        if len(kept) == count or (kept and size > MOST_EVIDENCE_BYTES):
-            return QuarantinePage(kept, has_more=True)
+        has_more = len(kept) == count or (bool(kept) and size > MOST_EVIDENCE_BYTES)
+        if has_more:
+            break
         kept.append(_kept(dict(row)))
-    return QuarantinePage(kept, has_more=False)
+    return QuarantinePage(await with_token_names(connection, kept), has_more)
 
 
-def _kept_after(after: EvidenceName, count: int, *, with_evidence: bool) -> list[Any]:
-    return _quarantine(with_evidence=with_evidence).with_values(**after._asdict(), count=count + 1)
+def _kept_after(only: QuarantineFilter, after: EvidenceName, count: int, *, with_evidence: bool) -> list[Any]:
+    given = {name: list(values) for name, values in only._asdict().items() if values}
+    statement = _quarantine(tuple(given), with_evidence=with_evidence)
+    return statement.with_values(**after._asdict(), **given, count=count + 1)
 
 
 def _kept(row: dict[str, Any]) -> KeptEvidence:
@@ -128,8 +165,9 @@ def _kept(row: dict[str, Any]) -> KeptEvidence:
     return KeptEvidence(**row, evidence=evidence and msgspec.json.decode(evidence), proposal=proposed)
 
 
-_SUSPENSE = """
-WITH waiting AS (
+# All leases that wait for people, by the arguments of a SuspenseFilter.
+WAITING = """
+WITH every AS (
     SELECT epoch, region, quota, period, state, suspense, estimated, written_off, region_consumed, consumed,
         reported_at, period AS waits_in
     FROM lease WHERE suspense > 0 OR state = 'quarantined'
@@ -143,13 +181,23 @@ WITH waiting AS (
     LATERAL (SELECT sum(each.consumed) AS consumed, max(each.period) AS newest FROM correction AS each
         WHERE (each.epoch, each.quota, each.charge_period) = (late.epoch, late.quota, late.charge_period)) AS every
     WHERE (late.suspense_carried > 0 OR late.quarantined) AND late.period = every.newest
+), waiting AS (
+    SELECT every.* FROM every JOIN pool ON (pool.quota, pool.period) = (every.quota, every.waits_in)
+    WHERE ($1::text[] IS NULL OR pool.tenant = ANY ($1))
+        AND ($2::text[] IS NULL OR pool.name = ANY ($2) OR pool.quota = ANY ($2))
+        AND ($3::text[] IS NULL OR every.region = ANY ($3))
+        AND ($4::bigint[] IS NULL OR every.epoch = ANY ($4))
+        AND ($5::text[] IS NULL OR every.period = ANY ($5))
+        AND ($6::text[] IS NULL OR every.state = ANY ($6))
 )
+"""
+_SUSPENSE = f"""{WAITING}
 SELECT waiting.*, to_json(resolution)::text AS proposal
 FROM waiting LEFT JOIN resolution ON (resolution.epoch, resolution.quota, resolution.period)
     = (waiting.epoch, waiting.quota, waiting.period) AND resolution.approved_at IS NULL
-WHERE (waiting.period, waiting.quota, waiting.epoch) > ($1, $2, $3)
-ORDER BY waiting.period, waiting.quota, waiting.epoch LIMIT $4
-"""
+WHERE (waiting.period, waiting.quota, waiting.epoch) > ($7, $8, $9) AND ($11::uuid IS NULL OR resolution.bulk = $11)
+ORDER BY waiting.period, waiting.quota, waiting.epoch LIMIT $10
+"""  # noqa: S608 - all parts are constants
 _END_WITHOUT_LEASE = [constant(reason) for reason in ("unknown_quota", "implausible_period", "over_budget")]
 
 
@@ -179,8 +227,21 @@ def _lease_is_open() -> ColumnElement[bool]:
 IS_OPEN = case((quarantine.c.quota == constant(""), _lane_is_behind()), else_=_lease_is_open())
 
 
+_CONDITIONS = {
+    "quotas": or_(
+        quarantine.c.quota == any_(parameter("quotas", ARRAY(Text))),
+        func.split_part(quarantine.c.quota, constant(":"), constant(1)) == any_(parameter("quotas", ARRAY(Text))),
+    ),
+    "regions": quarantine.c.epoch.in_(
+        select(region_epoch.c.epoch).where(region_epoch.c.region == any_(parameter("regions", ARRAY(Text))))
+    ),
+    "epochs": quarantine.c.epoch == any_(parameter("epochs", ARRAY(BigInteger))),
+    "reasons": quarantine.c.reason == any_(parameter("reasons", ARRAY(Text))),
+}
+
+
 @cache
-def _quarantine(*, with_evidence: bool) -> CompiledStatement:
+def _quarantine(conditions: tuple[str, ...], *, with_evidence: bool) -> CompiledStatement:
     kept = quarantine.c
     name = (kept.epoch, kept.lane, kept.seq, kept.quota, kept.period)
     of_lane = and_(resolution.c.lane == kept.lane, resolution.c.seq == kept.seq)
@@ -201,7 +262,7 @@ def _quarantine(*, with_evidence: bool) -> CompiledStatement:
             *(evidence.label("evidence"), kept.recorded_at, IS_OPEN.label("is_open")),
             proposal.scalar_subquery().label("proposal"),
         )
-        .where(tuple_(*name) > after)
+        .where(tuple_(*name) > after, *(_CONDITIONS[each] for each in conditions))
         .order_by(*name)
         .limit(parameter("count", BigInteger))
     )

@@ -55,6 +55,7 @@ class Resolution(msgspec.Struct, frozen=True):
     proposed_at: datetime
     approved_by: UUID | None
     approved_at: datetime | None
+    bulk: UUID | None = None  # the proposal of many that this is one of
     proposed_by_name: TokenName = msgspec.UNSET
     approved_by_name: TokenName = msgspec.UNSET
 
@@ -286,7 +287,7 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
 ON CONFLICT (epoch, quota, period, lane) WHERE approved_at IS NULL
 DO UPDATE SET id = excluded.id, seq = excluded.seq, kind = excluded.kind,
     suspense = excluded.suspense, charged = excluded.charged, reason = excluded.reason,
-    proposed_by = excluded.proposed_by, proposed_at = excluded.proposed_at
+    proposed_by = excluded.proposed_by, proposed_at = excluded.proposed_at, bulk = NULL
 RETURNING *
 """
 _READ = "SELECT * FROM resolution WHERE id = $1"

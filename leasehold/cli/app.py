@@ -8,6 +8,7 @@ from leasehold.cli.finance import usage
 from leasehold.cli.finance.accounting import adjustment, period
 from leasehold.cli.finance.ledger import ledger
 from leasehold.cli.finance.statements import statement
+from leasehold.cli.finance.suspense import quarantine, suspense
 from leasehold.cli.finance.tenants import tenant
 from leasehold.cli.limits import quota
 from leasehold.cli.rebalance import rebalance
@@ -36,6 +37,8 @@ app.add_typer(tenant, name="tenant")
 app.add_typer(statement, name="statement")
 app.add_typer(period, name="period")
 app.add_typer(adjustment, name="adjustment")
+app.add_typer(suspense, name="suspense")
+app.add_typer(quarantine, name="quarantine")
 app.add_typer(ledger, name="ledger")
 app.add_typer(webhook, name="webhook")
 app.add_typer(token, name="token")

@@ -91,6 +91,9 @@ DOORS = {
         "POST /v1/adjustments/{adjustment}:withdraw",
         "POST /v1/suspense:propose",
         "POST /v1/suspense/{resolution}:approve",
+        "POST /v1/suspense/bulk",
+        "GET /v1/suspense/bulk/{bulk}",
+        "POST /v1/suspense/bulk/{bulk}:approve",
         "GET /v1/quarantine",
     },
     regional_agent.openapi: {

@@ -593,7 +593,7 @@ MAY_BE_MISSING = {
     "region": {"hold_key"},  # required by a CHECK
     "region_setting": {"ceiling", "floor", "weight"},
     "region_epoch": {"fenced_at", "retired_at", "retired_because", "retired_by"},
-    "resolution": {"approved_at", "approved_by", "lane", "period", "quota", "seq"},
+    "resolution": {"approved_at", "approved_by", "bulk", "lane", "period", "quota", "seq"},
     "token": {"revoked_at"},
     "transfer": {"dimensions", "epoch", "lane", "line", "movement_id", "region", "reverses", "seq", "window_at"},
     "usage_day": {"api_key", "counted_as", "degraded", "policy", "route_class", "tenant"},
