@@ -39,3 +39,7 @@ def __getattr__(name: str) -> Any:
         return getattr(__import__(_MODULES[name], fromlist=[name]), name)
     except ModuleNotFoundError as error:
         raise ImportError(f"leasehold.{name} needs {error.name}: pip install 'leasehold[server]'") from error
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

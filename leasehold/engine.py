@@ -10,15 +10,15 @@ it sends a last exchange with the rest.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from http import HTTPStatus
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from leasehold.client._async.limiter import AsyncLimiter
+from leasehold.client._async.limiter import DEFAULT_TTL_MS, AsyncLimiter
 from leasehold.client.agent_protocol import (
     AgentUnavailable,
     Decision,
@@ -27,14 +27,16 @@ from leasehold.client.agent_protocol import (
     RequestRejected,
     Subject,
     decision_of,
+    results_of,
 )
-from protocol.check import Check, Hold, HoldCommit, HoldExtension, Mode
+from protocol.check import MAX_BATCH, BatchAnswer, Check, Hold, HoldCommit, HoldExtension, Mode
 from protocol.clock import SystemClock
 from regional_agent.admission.answers import Verdict
 from regional_agent.admission.check_cache import CheckCache
-from regional_agent.admission.engine import await_verdict
+from regional_agent.admission.engine import await_verdict, resolve
 from regional_agent.admission.plan import CheckPlan
 from regional_agent.agent import RegionalAgent
+from regional_agent.http.batch import PendingBatch
 from regional_agent.http.refusals import REFUSALS, problem_of
 from regional_agent.http.schemas import headers_of, retry_after_header
 from regional_agent.settings import AgentSettings
@@ -48,7 +50,10 @@ T = TypeVar("T")
 
 
 class Engine(AsyncLimiter):
-    """An agent without HTTP, with the methods of `AsyncClient`."""
+    """An agent without HTTP, with the methods of `AsyncClient`.
+
+    Without `settings` it reads them from the environment (LEASEHOLD_AGENT_…), as `leasehold agent` does.
+    """
 
     def __init__(self, settings: AgentSettings | None = None) -> None:
         self.region = RegionalAgent(settings or load_settings(AgentSettings), SystemClock())
@@ -81,9 +86,30 @@ class Engine(AsyncLimiter):
             raise _rejection(problem_of(error)) from None
         return _decision(verdict)
 
+    async def check_batch(self, checks: Sequence[Mapping[str, Any]]) -> list[Decision | RequestRejected]:
+        """Decide up to 1,000 checks in order, each as it would be in a call of its own.
+
+        If one check is rejected, its place in the result has the `RequestRejected`, which is not raised.
+        """
+        if not 1 <= len(checks) <= MAX_BATCH:
+            detail = f"checks: there are {len(checks)}, and must be 1 to {MAX_BATCH}"
+            raise RequestRejected(422, {"title": "Invalid request", "detail": detail})
+        answer: asyncio.Future[BatchAnswer] = asyncio.get_running_loop().create_future()
+        plans = [self._plan_or_refusal(check) for check in checks]
+        PendingBatch("", "", partial(resolve, answer)).submit(self.region.admission, plans)
+        return results_of(await answer)
+
+    def _plan_or_refusal(self, check: Mapping[str, Any]) -> CheckPlan | Exception:
+        try:
+            return self.region.admission.plan_check(msgspec.convert(check, Check))
+        except msgspec.ValidationError as error:
+            return Problem("invalid-request", str(error))
+        except REFUSALS as refusal:
+            return refusal
+
     # --- holds -------------------------------------------------------------------------------------------------------
 
-    async def hold(self, subject: Subject, *, units: int, ttl_ms: int, operation_id: str) -> HeldUnits:
+    async def hold(self, subject: Subject, *, units: int, ttl_ms: int = DEFAULT_TTL_MS, operation_id: str) -> HeldUnits:
         """Reserve units for work whose cost is not known yet. Raise Denied if there are not enough."""
         body = {"subject": dict(subject), "units": units, "ttl_ms": ttl_ms, "operation_id": operation_id}
         try:
@@ -103,9 +129,11 @@ class Engine(AsyncLimiter):
         await self._change(hold, "commit", _decode({"units": units}, HoldCommit).units)
 
     async def extend(self, hold: HeldUnits, ttl_ms: int) -> None:
+        """Let a hold last at least `ttl_ms` from now on; a slot lasts at most as long as its quota says."""
         await self._change(hold, "extend", _decode({"ttl_ms": ttl_ms}, HoldExtension).ttl_ms)
 
     async def release(self, hold: HeldUnits) -> None:
+        """Give all units of a hold back."""
         await self._change(hold, "release")
 
     async def _change(self, hold: HeldUnits, action: str, amount: int = 0) -> None:

@@ -29,6 +29,7 @@ class CircuitBreaker:
         self.state = BreakerState.CLOSED
 
     def may_call(self, now_ms: float) -> bool:
+        """Return whether to call the server now. After the pause one caller gets True, and makes the trial call."""
         if self.state is BreakerState.CLOSED:
             return True
         with self._lock:
@@ -39,6 +40,7 @@ class CircuitBreaker:
             return True
 
     def succeeded(self) -> None:
+        """Record that a call was answered, which closes the breaker."""
         if self.failures_in_a_row == 0:  # every call of a healthy server comes through here
             return
         with self._lock:
@@ -46,6 +48,7 @@ class CircuitBreaker:
             self.state = BreakerState.CLOSED
 
     def failed(self, now_ms: float) -> None:
+        """Record that a call failed, which opens the breaker after enough of them in a row."""
         with self._lock:
             self.failures_in_a_row += 1
             if self.failures_in_a_row >= self._failures:

@@ -7,6 +7,7 @@ the machine, which takes root. Processes that want the same part wait for each o
 
 import ctypes.util
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
@@ -18,7 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-PARTS = Path(__file__).parent.parent / ".parts"
+TOOLS = Path(__file__).parent
+PARTS = TOOLS.parent / ".parts"
+NPM_FILES = ("package.json", "package-lock.json")
 TIMEOUT_S = 1200  # LibreOffice over a slow network
 APT_STATE = Path("/var/lib/dpkg")  # locked as a directory, which neither apt nor dpkg do
 
@@ -68,6 +71,27 @@ def _write_script(directory: Path, program: str) -> None:
         raise CannotFetch(f"{program} does not run on this machine")
 
 
+class NpmPackages(NamedTuple):
+    """Installs the packages of a folder's package-lock.json, whose hashes npm compares. Their scripts are not run."""
+
+    folder: Path
+    about: str
+
+    def install(self, directory: Path) -> None:
+        _require("node", "npm")
+        for name in NPM_FILES:
+            shutil.copy(self.folder / name, directory)
+        installed = _run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], directory)
+        if installed.returncode != 0:
+            raise CannotFetch(f"npm cannot install {self.folder.name} ({_last_line(installed)})")
+
+    @property
+    def version(self) -> str:
+        """Return a text that changes with the packages."""
+        files = b"".join((self.folder / name).read_bytes() for name in NPM_FILES)
+        return hashlib.sha256(files).hexdigest()[:12]
+
+
 class InstalledPackages(NamedTuple):
     """Installs packages of Debian into the machine as root, unless the machine has what they bring."""
 
@@ -111,7 +135,7 @@ def _find_libraries(*names: str) -> Path | None:
     return Path(found[0]) if found[0] and all(found) else None
 
 
-TABLE: Mapping[str, DebianPackages | InstalledPackages] = {
+TABLE: Mapping[str, DebianPackages | InstalledPackages | NpmPackages] = {
     "redis": DebianPackages(
         ("redis-server", "redis-tools", "redis-sentinel", "libjemalloc2", "liblzf1", "libatomic1"),
         ("redis-server", "redis-sentinel", "redis-cli"),
@@ -131,6 +155,9 @@ TABLE: Mapping[str, DebianPackages | InstalledPackages] = {
         ("libpango-1.0-0", "libpangoft2-1.0-0", "libharfbuzz-subset0", "fonts-dejavu-core"),
         partial(_find_libraries, "pango-1.0", "pangoft2-1.0", "harfbuzz-subset"),
         "the libraries and a font with which WeasyPrint makes PDFs",
+    ),
+    "pyright": NpmPackages(
+        TOOLS / "pyright", "Pyright, for a test of the client's types; needs node and npm on the machine"
     ),
 }
 
@@ -157,8 +184,9 @@ def find_or_fetch_without_root(name: str) -> Path:
     raise CannotFetch(f"this machine has no {name}: install it with `./dev parts {name}`, as root")
 
 
-def _unpacked(name: str, packages: DebianPackages) -> Path:
-    part, lock = PARTS / name, PARTS / f"{name}.lock"
+def _unpacked(name: str, packages: DebianPackages | NpmPackages) -> Path:
+    version = f"-{packages.version}" if isinstance(packages, NpmPackages) else ""
+    part, lock = PARTS / f"{name}{version}", PARTS / f"{name}.lock"
     PARTS.mkdir(exist_ok=True)
     lock.touch()
     with _turn(lock):

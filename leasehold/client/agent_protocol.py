@@ -1,7 +1,7 @@
 """Which requests a client sends to its agent, and what the answers mean, without I/O.
 
-Each method of `AgentProtocol` is a generator. It yields a step (`Call` the agent, or `Pause`), is sent the result of
-the step, and returns the value for the caller. The two clients only carry the steps out, so they cannot differ.
+Each method of `AgentProtocol` is a generator. It yields a `Call` to the agent, is sent the response, and returns the
+value for the caller. The two clients only carry the calls out, so they cannot differ.
 
 **While the agent is unavailable** `on_failure` answers: `closed` denies, `open` allows, `raise` raises
 AgentUnavailable. After several silent calls in a row a circuit breaker stops calls for a while; then one call is let
@@ -44,29 +44,30 @@ class Call(NamedTuple):
     repeatable: bool
 
 
-class Pause(NamedTuple):
-    seconds: float
-
-
 class Response(NamedTuple):
+    """The agent's response to one call; names of headers are in lower case."""
+
     status: int
     headers: Mapping[str, str]
     body: bytes
 
 
 class AgentUnavailable(Exception):
-    """The agent could not be called, or could not decide."""
+    """The agent could not be called, or could not decide. The message names its address."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
 
 
 class AgentSilent(AgentUnavailable):
     """The agent could not be reached, or gave no sign of life. Only this counts for the client's circuit breaker."""
 
 
-Steps = Generator[Call | Pause, Any, T]  # sent into it: the Response to a Call
+Steps = Generator[Call, Any, T]  # sent into it: the Response to a Call
 
 
-def next_step(steps: Steps[T], result: "Response | AgentUnavailable | None") -> Call | Pause:
-    """Return the next step after the result of the one before. At the end StopIteration has the value."""
+def next_step(steps: Steps[T], result: "Response | AgentUnavailable | None") -> Call:
+    """Return the next call after the result of the one before. At the end StopIteration has the value."""
     return steps.throw(result) if isinstance(result, AgentUnavailable) else steps.send(result)
 
 
@@ -93,7 +94,16 @@ class Denied(Exception):
 
 
 class Decision(CheckAnswer, frozen=True, kw_only=True):
-    """The agent's answer, or the failure mode's in its place: then `degraded` is set, and no policy is named."""
+    """The agent's answer to a check, or the failure mode's, which sets `degraded` and names no policy.
+
+    `allowed`         whether the request may happen now
+    `denied_by`       the policy that denies it, and `reason`, why it does
+    `retry_after_ms`  the first moment at which it may pass; None if it never can
+    `policies`        what each policy that matched decided, with `limit`, `remaining` and `reset_ms`
+    `degraded`        the failure mode (open, closed or local) that decided without the store or without the agent
+    `blocked_by`      the field of the block that denies the request
+    `headers`         RateLimit, X-RateLimit-… and Retry-After, to forward to the caller
+    """
 
     policies: list[PolicyAnswer] = msgspec.field(default_factory=list)
     denied_by: str | None = None
@@ -107,6 +117,7 @@ class Decision(CheckAnswer, frozen=True, kw_only=True):
 
 
 def decision_of(answer: CheckAnswer, headers: Mapping[str, str]) -> Decision:
+    """Return an agent's answer as a decision, with the headers to forward."""
     return Decision(
         allowed=answer.allowed,
         degraded=answer.degraded,
@@ -116,6 +127,14 @@ def decision_of(answer: CheckAnswer, headers: Mapping[str, str]) -> Decision:
         blocked_by=answer.blocked_by,
         headers=headers,
     )
+
+
+def results_of(batch: BatchAnswer) -> "list[Decision | RequestRejected]":
+    """Return the decision of each check of a batch, or its rejection."""
+    return [
+        RequestRejected(item.status, item.problem or {}) if item.answer is None else decision_of(item.answer, {})
+        for item in batch.items
+    ]
 
 
 class HeldUnits(msgspec.Struct, frozen=True):
@@ -129,7 +148,10 @@ class HeldUnits(msgspec.Struct, frozen=True):
 class AgentProtocol:
     """The requests of one client."""
 
-    def __init__(self, on_failure: OnFailure, breaker: CircuitBreaker, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self, address: str, on_failure: OnFailure, breaker: CircuitBreaker, now_s: Callable[[], float]
+    ) -> None:
+        self._address = address
         self._on_failure = on_failure
         self._breaker = breaker
         self._now_s = now_s
@@ -146,47 +168,33 @@ class AgentProtocol:
         repeatable = operation_id is not None or mode == "peek"
         try:
             response = yield from self._call("POST", "/v1/check", body, repeatable)
+            return self._decision(response)
         except AgentUnavailable as error:
             return self._decide_without_agent(error)
-        return _decision(response)
 
     def check_batch(self, checks: Sequence[Mapping[str, Any]]) -> Steps[list[Decision | RequestRejected]]:
         repeatable = all("operation_id" in check or check.get("mode") == "peek" for check in checks)
         try:
             response = yield from self._call("POST", "/v1/check:batch", {"checks": checks}, repeatable)
+            if response.status >= 400:
+                raise _rejection(response)
+            return results_of(self._decode(response, BatchAnswer))
         except AgentUnavailable as error:
             return [self._decide_without_agent(error) for _ in checks]
-        return [
-            RequestRejected(item.status, item.problem or {}) if item.answer is None else decision_of(item.answer, {})
-            for item in _decode(response, BatchAnswer).items
-        ]
-
-    def wait(
-        self, subject: Subject, *, timeout_s: float, cost: int | None = None, operation_id: str | None = None
-    ) -> Steps[Decision]:
-        deadline_s, attempt = self._now_s() + timeout_s, 0
-        while True:
-            decision = yield from self.check(subject, cost=cost, operation_id=operation_id)
-            if decision.allowed or decision.retry_after_ms is None:
-                return decision
-            pause_s = next_pause_s(decision.retry_after_ms, attempt, os.urandom(1)[0] / 256)
-            if self._now_s() + pause_s > deadline_s:
-                return decision
-            yield Pause(pause_s)
-            attempt += 1
 
     def hold(self, subject: Subject, *, units: int, ttl_ms: int, operation_id: str) -> Steps[HeldUnits]:
         body = _check_body(subject, units=units, ttl_ms=ttl_ms, operation_id=operation_id)
         try:
             response = yield from self._call("POST", "/v1/holds", body, repeatable=True)
+            if response.status == 201:
+                return self._decode(response, HeldUnits)
+            decision = self._decision(response)
         except AgentUnavailable as error:
             decision = self._decide_without_agent(error)
             if not decision.allowed:
                 raise Denied(decision) from error
             return HeldUnits(None, units, ttl_ms)
-        if response.status == 201:
-            return _decode(response, HeldUnits)
-        raise Denied(_decision(response))
+        raise Denied(decision)
 
     def commit(self, hold: HeldUnits, units: int) -> Steps[None]:
         yield from self._change(hold, "commit", {"units": units})
@@ -209,16 +217,34 @@ class AgentProtocol:
 
     def _call(self, method: str, path: str, body: Mapping[str, Any], repeatable: bool) -> Steps[Response]:
         if not self._breaker.may_call(self._now_s() * 1000):
-            raise AgentUnavailable("the circuit breaker is open: the agent was silent several times in a row")
+            raise AgentUnavailable(
+                f"{self._address}: the circuit breaker is open after several calls without an answer"
+            )
         try:
             response: Response = yield Call(method, path, msgspec.json.encode(body), repeatable)
-        except AgentSilent:
-            self._breaker.failed(self._now_s() * 1000)
-            raise
+        except AgentUnavailable as error:
+            if isinstance(error, AgentSilent):
+                self._breaker.failed(self._now_s() * 1000)
+            raise type(error)(f"{self._address}: {error}") from error
         self._breaker.succeeded()
         if response.status >= 500 and "allowed" not in _problem(response):
-            raise AgentUnavailable(f"the agent answered {response.status}: {_problem(response).get('detail')}")
+            detail = _problem(response).get("detail")
+            raise AgentUnavailable(f"{self._address}: the agent answered {response.status}: {detail}")
         return response
+
+    def _decision(self, response: Response) -> Decision:
+        if response.status == 200 or "allowed" in _problem(response):
+            headers = response.headers
+            forwarded = {name: headers[name] for name in FORWARDED_HEADERS if name in headers}
+            return decision_of(self._decode(response, CheckAnswer), forwarded)
+        raise _rejection(response)
+
+    def _decode(self, response: Response, shape: type[T]) -> T:
+        try:
+            return msgspec.json.decode(response.body, type=shape)
+        except msgspec.MsgspecError as error:
+            text = f"the agent answered {response.status} with an unreadable body: {error}"
+            raise AgentUnavailable(f"{self._address}: {text}") from None
 
     def _decide_without_agent(self, error: AgentUnavailable) -> Decision:
         if self._on_failure == "raise":
@@ -226,6 +252,23 @@ class AgentProtocol:
         is_open = self._on_failure == "open"
         retry_after_ms = 0 if is_open else RETRY_WITHOUT_AGENT_MS
         return Decision(allowed=is_open, degraded="open" if is_open else "closed", retry_after_ms=retry_after_ms)
+
+
+class Patience:
+    """How long to wait before a denied check is repeated, and when to give up."""
+
+    def __init__(self, timeout_s: float, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._deadline_s = now_s() + timeout_s
+        self._attempts = 0
+
+    def pause_before_retry_s(self, decision: Decision) -> float | None:
+        """Return the pause, or None if there is no use in a retry: allowed, never allowed, or too late."""
+        if decision.allowed or decision.retry_after_ms is None:
+            return None
+        pause_s = next_pause_s(decision.retry_after_ms, self._attempts, os.urandom(1)[0] / 256)
+        self._attempts += 1
+        return pause_s if self._now_s() + pause_s <= self._deadline_s else None
 
 
 def next_pause_s(retry_after_ms: int, attempt: int, chance: float) -> float:
@@ -249,23 +292,8 @@ def _path_segment(text: str) -> str:
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 
 
-def _decision(response: Response) -> Decision:
-    if response.status == 200 or "allowed" in _problem(response):
-        headers = response.headers
-        forwarded = {name: headers[name] for name in FORWARDED_HEADERS if name in headers}
-        return decision_of(_decode(response, CheckAnswer), forwarded)
-    raise _rejection(response)
-
-
 def _rejection(response: Response) -> RequestRejected:
     return RequestRejected(response.status, _problem(response))
-
-
-def _decode(response: Response, shape: type[T]) -> T:
-    try:
-        return msgspec.json.decode(response.body, type=shape)
-    except msgspec.MsgspecError as error:
-        raise AgentUnavailable(f"the agent answered {response.status} with an unreadable body: {error}") from None
 
 
 def _problem(response: Response) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Self
 from leasehold.client.http1 import ServerAddress
 
 CHUNK_BYTES = 65_536
+TLS_SHUTDOWN_S = 1.0  # how long to wait for the agent's half of the end of a connection
 sleep = asyncio.sleep
 
 
@@ -20,10 +21,17 @@ class AsyncStream:
 
     @classmethod
     async def connect(cls, address: ServerAddress, timeout_s: float) -> Self:
+        """Open a connection; over TLS, the agent's certificate has been verified then."""
         async with asyncio.timeout(timeout_s):
-            if address.uds is None:
+            if address.uds is not None:
+                return cls(*await asyncio.open_unix_connection(address.uds))
+            if address.tls is None:
                 return cls(*await asyncio.open_connection(address.host, address.port))
-            return cls(*await asyncio.open_unix_connection(address.uds))
+            return cls(
+                *await asyncio.open_connection(
+                    address.host, address.port, ssl=address.tls, ssl_shutdown_timeout=TLS_SHUTDOWN_S
+                )
+            )
 
     @property
     def is_ended(self) -> bool:

@@ -1,26 +1,34 @@
 """HTTP/1.1 as the client speaks it: where the agent is, the bytes of a request, and the parser of a response.
 
-It supports little on purpose: plain HTTP, no redirects, no proxies, no cookies. The agent runs on the same machine, or
-in the same private network.
+It supports little on purpose: no redirects, no proxies, no cookies. The agent runs on the same machine, or in the same
+private network.
 """
 
+import os
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import httptools
 
 from leasehold.client.agent_protocol import AgentSilent, AgentUnavailable, Call, Response
 
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+FileName = str | os.PathLike[str]
 MAX_BODY_BYTES = 16 * 1024 * 1024
 HEALTH_CHECK = Call("GET", "/healthz", b"", repeatable=True)
-_HTTP_URL = re.compile(r"http://(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]/?#:@\s]+))(?::(\d{1,5}))?/?", re.IGNORECASE)
+_HTTP_URL = re.compile(r"(https?)://(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]/?#:@\s]+))(?::(\d{1,5}))?/?", re.IGNORECASE)
 _UNIX_URL = re.compile(r"unix://(/.+)", re.IGNORECASE)
 
 
 class ServerAddress(NamedTuple):
+    """Where the agent listens, and how its certificate is verified."""
+
     host: str
     port: int
     uds: str | None  # the path of a unix socket
+    tls: "SSLContext | None" = None
 
     @property
     def host_header(self) -> str:
@@ -28,17 +36,34 @@ class ServerAddress(NamedTuple):
         return f"{name}:{self.port}"
 
 
-def parse_url(url: str) -> ServerAddress:
-    """Parse `http://host:port` or `unix:///path`."""
+def parse_url(
+    url: str, ca_file: FileName | None = None, certificate: tuple[FileName, FileName] | None = None
+) -> ServerAddress:
+    """Parse `http://host:port`, `https://host:port` or `unix:///path`, and read the files for https."""
+    http = _HTTP_URL.fullmatch(url)
+    is_https = http is not None and http[1].lower() == "https"
+    if not is_https and (ca_file or certificate):
+        raise ValueError(f"url: {url!r} does not begin with https://, so ca_file and certificate are not used")
     if unix := _UNIX_URL.fullmatch(url):
         return ServerAddress("", 0, unix[1])
-    http = _HTTP_URL.fullmatch(url)
-    if http is None or int(http[3] or 80) > 65535:
-        raise ValueError(f"url: {url!r} is neither http://host:port nor unix:///path/of/a/socket")
-    return ServerAddress((http[1] or http[2]).lower(), int(http[3] or 80), None)
+    port = int(http[4] or (443 if is_https else 80)) if http else 0
+    if http is None or port > 65535:
+        raise ValueError(f"url: {url!r} is neither http(s)://host:port nor unix:///path/of/a/socket")
+    return ServerAddress((http[2] or http[3]).lower(), port, None, _tls(ca_file, certificate) if is_https else None)
+
+
+def _tls(ca_file: FileName | None, certificate: tuple[FileName, FileName] | None) -> "SSLContext":
+    """Return a context that verifies the agent's certificate and host name."""
+    import ssl  # noqa: PLC0415 - for https only: the client loads few modules
+
+    context = ssl.create_default_context(cafile=ca_file)
+    if certificate is not None:
+        context.load_cert_chain(*certificate)
+    return context
 
 
 def request_bytes(call: Call, host: str, token: str | None) -> bytes:
+    """Return one request as it is sent."""
     authorization = "" if token is None else f"Authorization: Bearer {token}\r\n"
     head = (
         f"{call.method} {call.path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"

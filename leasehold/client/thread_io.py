@@ -22,18 +22,14 @@ class Stream:
 
     @classmethod
     def connect(cls, address: ServerAddress, timeout_s: float) -> Self:
-        if address.uds is None:
-            connection = socket.create_connection((address.host, address.port), timeout=timeout_s)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        """Open a connection; over TLS, the agent's certificate has been verified then."""
+        if address.uds is not None:
+            return cls(_connect_to_socket(address.uds, timeout_s))
+        connection = socket.create_connection((address.host, address.port), timeout=timeout_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if address.tls is None:
             return cls(connection)
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(timeout_s)
-        try:
-            connection.connect(address.uds)
-        except OSError:
-            connection.close()
-            raise
-        return cls(connection)
+        return cls(address.tls.wrap_socket(connection, server_hostname=address.host))
 
     @property
     def is_ended(self) -> bool:
@@ -53,6 +49,17 @@ class Stream:
 
     def wait_closed(self) -> None:
         """A closed socket needs no waiting."""
+
+
+def _connect_to_socket(path: str, timeout_s: float) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout_s)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return connection
 
 
 class Semaphore:

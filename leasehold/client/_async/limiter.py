@@ -5,14 +5,23 @@ block. A decorator puts such a block around each call of a function, and makes t
 """
 
 import functools
+import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from leasehold.client.agent_protocol import AgentUnavailable, Decision, Denied, HeldUnits, RequestRejected, Subject
-from leasehold.client.asyncio_io import repeating
+from leasehold.client.agent_protocol import (
+    AgentUnavailable,
+    Decision,
+    Denied,
+    HeldUnits,
+    Patience,
+    RequestRejected,
+    Subject,
+)
+from leasehold.client.asyncio_io import repeating, sleep
 from protocol.check import Mode
 
 DEFAULT_TTL_MS = 60_000
@@ -24,6 +33,8 @@ R = TypeVar("R")
 
 
 class AsyncLimiter(ABC):
+    """What a client, an engine and a fake client of the tests have in common."""
+
     @abstractmethod
     async def check(
         self, subject: Subject, *, cost: int | None = None, operation_id: str | None = None, mode: Mode = "enforce"
@@ -31,7 +42,36 @@ class AsyncLimiter(ABC):
         """Decide whether a request may happen now, and consume its cost if it may."""
 
     @abstractmethod
-    async def hold(self, subject: Subject, *, units: int, ttl_ms: int, operation_id: str) -> HeldUnits:
+    async def check_batch(self, checks: Sequence[Mapping[str, Any]]) -> list[Decision | RequestRejected]:
+        """Decide up to 1,000 checks in order, each as it would be in a call of its own.
+
+        If one check is rejected, its place in the result has the `RequestRejected`, which is not raised: others may
+        have been charged, and the caller has to see them.
+        """
+
+    async def wait(
+        self, subject: Subject, *, timeout_s: float, cost: int | None = None, operation_id: str | None = None
+    ) -> Decision:
+        """Repeat a check when the denials say so, until it is allowed or `timeout_s` is over. Return the last answer.
+
+        A request that can never pass is not repeated.
+        """
+        patience = Patience(timeout_s, self._now_s)
+        while True:
+            decision = await self.check(subject, cost=cost, operation_id=operation_id)
+            pause_s = patience.pause_before_retry_s(decision)
+            if pause_s is None:
+                return decision
+            await self._pause(pause_s)
+
+    def _now_s(self) -> float:
+        return time.monotonic()
+
+    async def _pause(self, seconds: float) -> None:
+        await sleep(seconds)
+
+    @abstractmethod
+    async def hold(self, subject: Subject, *, units: int, ttl_ms: int = DEFAULT_TTL_MS, operation_id: str) -> HeldUnits:
         """Reserve units for work whose cost is not known yet. Raise Denied if there are not enough."""
 
     @abstractmethod
@@ -114,6 +154,7 @@ class AsyncOpenHold:
         self.is_committed = False
 
     async def commit(self, units: int) -> None:
+        """Consume units of the hold and release the rest. Repeating it changes nothing; another number is rejected."""
         await self._limiter.commit(self.held, units)
         self.is_committed = True
 

@@ -1,7 +1,6 @@
 # Generated from leasehold/client/_async/client.py by `./dev sync-client`: change that file instead.
 """The client: each method sends what `AgentProtocol` decides, and returns what it makes of the answers."""
 
-import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -15,15 +14,13 @@ from leasehold.client.agent_protocol import (
     Decision,
     HeldUnits,
     OnFailure,
-    Pause,
     RequestRejected,
     Response,
     Steps,
     Subject,
     next_step,
 )
-from leasehold.client.http1 import Timeouts, parse_url
-from leasehold.client.thread_io import sleep
+from leasehold.client.http1 import FileName, Timeouts, parse_url
 from protocol.check import Mode
 from protocol.circuit_breaker import CircuitBreaker
 
@@ -36,6 +33,10 @@ T = TypeVar("T")
 class Client(Limiter):
     """A client of one agent. Any number of callers may share it.
 
+    `url` is `http://host:port`, `https://host:port` or `unix:///path/of/a/socket`. For https, `ca_file` has the
+    certificates to trust (without it, those of the machine), and `certificate` names the files of the client's own
+    certificate and key, if the agent asks for one.
+
     An agent that gives no sign of life for `timeout_ms` is unavailable, and `on_failure` answers. While the agent is
     alive a call waits for its answer, as a policy's `wait` asks for, up to `longest_wait_ms`.
     """
@@ -45,15 +46,17 @@ class Client(Limiter):
         url: str = DEFAULT_URL,
         *,
         token: str | None = None,
+        ca_file: FileName | None = None,
+        certificate: tuple[FileName, FileName] | None = None,
         timeout_ms: int = 1000,
         longest_wait_ms: int = LONGEST_WAIT_MS,
         connections: int = 32,
         on_failure: OnFailure = "closed",
         breaker: CircuitBreaker | None = None,
     ) -> None:
-        self._protocol = AgentProtocol(on_failure, breaker or CircuitBreaker(), time.monotonic)
+        self._protocol = AgentProtocol(url, on_failure, breaker or CircuitBreaker(), self._now_s)
         timeouts = Timeouts(timeout_ms / 1000, max(timeout_ms, longest_wait_ms) / 1000)
-        self._pool = ConnectionPool(parse_url(url), token, timeouts, connections)
+        self._pool = ConnectionPool(parse_url(url, ca_file, certificate), token, timeouts, connections)
 
     def check(
         self, subject: Subject, *, cost: int | None = None, operation_id: str | None = None, mode: Mode = "enforce"
@@ -68,15 +71,6 @@ class Client(Limiter):
         may have been charged, and the caller has to see them.
         """
         return self._run(self._protocol.check_batch(checks))
-
-    def wait(
-        self, subject: Subject, *, timeout_s: float, cost: int | None = None, operation_id: str | None = None
-    ) -> Decision:
-        """Repeat a check when the denials say so, until it is allowed or `timeout_s` is over. Return the last answer.
-
-        A request that can never pass is not repeated.
-        """
-        return self._run(self._protocol.wait(subject, timeout_s=timeout_s, cost=cost, operation_id=operation_id))
 
     def hold(self, subject: Subject, *, units: int, ttl_ms: int = DEFAULT_TTL_MS, operation_id: str) -> HeldUnits:
         """Reserve units for work whose cost is not known yet. Raise Denied if there are not enough."""
@@ -98,12 +92,7 @@ class Client(Limiter):
         result: Response | AgentUnavailable | None = None
         try:
             while True:
-                step = next_step(steps, result)
-                if isinstance(step, Pause):
-                    result = None
-                    sleep(step.seconds)
-                else:
-                    result = self._call(step)
+                result = self._call(next_step(steps, result))
         except StopIteration as end:
             value: T = end.value
             return value
@@ -115,6 +104,7 @@ class Client(Limiter):
             return error
 
     def close(self) -> None:
+        """Close the connections that are not in use. A closed client may be used again."""
         self._pool.close()
 
     def __enter__(self) -> Self:

@@ -6,14 +6,23 @@ block. A decorator puts such a block around each call of a function, and makes t
 """
 
 import functools
+import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from leasehold.client.agent_protocol import AgentUnavailable, Decision, Denied, HeldUnits, RequestRejected, Subject
-from leasehold.client.thread_io import repeating
+from leasehold.client.agent_protocol import (
+    AgentUnavailable,
+    Decision,
+    Denied,
+    HeldUnits,
+    Patience,
+    RequestRejected,
+    Subject,
+)
+from leasehold.client.thread_io import repeating, sleep
 from protocol.check import Mode
 
 DEFAULT_TTL_MS = 60_000
@@ -25,6 +34,8 @@ R = TypeVar("R")
 
 
 class Limiter(ABC):
+    """What a client, an engine and a fake client of the tests have in common."""
+
     @abstractmethod
     def check(
         self, subject: Subject, *, cost: int | None = None, operation_id: str | None = None, mode: Mode = "enforce"
@@ -32,7 +43,36 @@ class Limiter(ABC):
         """Decide whether a request may happen now, and consume its cost if it may."""
 
     @abstractmethod
-    def hold(self, subject: Subject, *, units: int, ttl_ms: int, operation_id: str) -> HeldUnits:
+    def check_batch(self, checks: Sequence[Mapping[str, Any]]) -> list[Decision | RequestRejected]:
+        """Decide up to 1,000 checks in order, each as it would be in a call of its own.
+
+        If one check is rejected, its place in the result has the `RequestRejected`, which is not raised: others may
+        have been charged, and the caller has to see them.
+        """
+
+    def wait(
+        self, subject: Subject, *, timeout_s: float, cost: int | None = None, operation_id: str | None = None
+    ) -> Decision:
+        """Repeat a check when the denials say so, until it is allowed or `timeout_s` is over. Return the last answer.
+
+        A request that can never pass is not repeated.
+        """
+        patience = Patience(timeout_s, self._now_s)
+        while True:
+            decision = self.check(subject, cost=cost, operation_id=operation_id)
+            pause_s = patience.pause_before_retry_s(decision)
+            if pause_s is None:
+                return decision
+            self._pause(pause_s)
+
+    def _now_s(self) -> float:
+        return time.monotonic()
+
+    def _pause(self, seconds: float) -> None:
+        sleep(seconds)
+
+    @abstractmethod
+    def hold(self, subject: Subject, *, units: int, ttl_ms: int = DEFAULT_TTL_MS, operation_id: str) -> HeldUnits:
         """Reserve units for work whose cost is not known yet. Raise Denied if there are not enough."""
 
     @abstractmethod
@@ -115,6 +155,7 @@ class OpenHold:
         self.is_committed = False
 
     def commit(self, units: int) -> None:
+        """Consume units of the hold and release the rest. Repeating it changes nothing; another number is rejected."""
         self._limiter.commit(self.held, units)
         self.is_committed = True
 

@@ -221,7 +221,7 @@ def test_a_refused_connection_is_named(kind: str) -> None:
     assert str(errno.ECONNREFUSED) in answer
 
 
-@pytest.mark.parametrize("url", ["https://a:1", "127.0.0.1:8411", "http://a/path", "unix:", ""])
+@pytest.mark.parametrize("url", ["ftp://a:1", "127.0.0.1:8411", "http://a/path", "unix:", ""])
 def test_an_unsupported_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="neither"):
         parse_url(url)

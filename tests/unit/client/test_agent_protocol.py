@@ -17,7 +17,7 @@ from leasehold.client.agent_protocol import (
     Denied,
     HeldUnits,
     OnFailure,
-    Pause,
+    Patience,
     RequestRejected,
     Response,
     Steps,
@@ -40,35 +40,23 @@ class Clock:
 
 
 def protocol(on_failure: OnFailure = "closed", clock: Clock | None = None, **breaker: Any) -> AgentProtocol:
-    return AgentProtocol(on_failure, CircuitBreaker(**breaker), clock or Clock())
+    return AgentProtocol("http://agent:8411", on_failure, CircuitBreaker(**breaker), clock or Clock())
 
 
 def response(status: int, body: object, **headers: str) -> Response:
     return Response(status, headers, body if isinstance(body, bytes) else msgspec.json.encode(body))
 
 
-def run_steps(
-    steps: Steps[Any], answers: Iterator[Response | AgentUnavailable], clock: Clock | None = None
-) -> tuple[Any, Any]:
-    """Return the value of an operation with an agent that gives these answers, and the steps that it took."""
-    taken: list[Any] = []
+def run_steps(steps: Steps[Any], answers: Iterator[Response | AgentUnavailable]) -> tuple[Any, list[Call]]:
+    """Return the value of an operation with an agent that gives these answers, and the calls that it made."""
+    calls: list[Call] = []
     came = None
     try:
         while True:
-            taken.append(next_step(steps, came))
-            came = _result_of(taken[-1], answers, clock)
+            calls.append(next_step(steps, came))
+            came = next(answers)
     except StopIteration as end:
-        return end.value, taken
-
-
-def _result_of(
-    step: Call | Pause, answers: Iterator[Response | AgentUnavailable], clock: Clock | None
-) -> Response | AgentUnavailable | None:
-    if isinstance(step, Call):
-        return next(answers)
-    assert clock is not None
-    clock.now_s += step.seconds
-    return None
+        return end.value, calls
 
 
 def value_of(steps: Steps[Any], *answers: Response | AgentUnavailable) -> Any:
@@ -85,7 +73,6 @@ def test_a_check_sends_exactly_the_fields_of_the_contract() -> None:
 def test_only_operations_and_peeks_are_repeatable() -> None:
     for options, repeatable in (({}, False), ({"operation_id": "a"}, True), ({"mode": "peek"}, True)):
         call = next(protocol().check(SUBJECT, **options))  # type: ignore[arg-type]
-        assert isinstance(call, Call)
         assert call.repeatable is repeatable
 
 
@@ -118,6 +105,19 @@ def test_the_failure_mode_answers_while_the_agent_is_unavailable(failure: Respon
 def test_an_unreadable_answer_is_a_failure() -> None:
     with pytest.raises(AgentUnavailable, match="unreadable"):
         value_of(protocol("raise").check(SUBJECT), response(200, b"hello"))
+    assert value_of(protocol("open").check(SUBJECT), response(200, b"hello")).degraded == "open"
+
+
+@pytest.mark.parametrize(
+    "failure", [AgentSilent("refused"), AgentUnavailable("busy"), response(502, b"<html>"), response(200, b"hello")]
+)
+def test_an_unavailable_agent_is_named_by_its_address(failure: Response | AgentUnavailable) -> None:
+    client = protocol("raise", failures=1)
+    with pytest.raises(AgentUnavailable, match="http://agent:8411: ") as raised:
+        value_of(client.check(SUBJECT), failure)
+    assert type(raised.value) is (AgentSilent if isinstance(failure, AgentSilent) else AgentUnavailable)
+    with pytest.raises(AgentUnavailable, match="http://agent:8411: "):
+        value_of(client.check(SUBJECT), failure)  # by the circuit breaker, if the agent was silent
 
 
 def test_an_open_circuit_breaker_lets_one_call_through_on_trial() -> None:
@@ -164,15 +164,20 @@ def test_a_circuit_breaker_is_open_after_so_many_failures_in_a_row(events: list[
             in_a_row += 1
 
 
-def test_wait_repeats_when_the_denial_says_and_within_its_timeout() -> None:
+def test_patience_waits_as_the_denial_says_and_within_its_timeout() -> None:
     clock = Clock()
-    denials = [response(429, DENIED), response(429, DENIED), response(200, ALLOWED)]
-    decision, steps = run_steps(protocol(clock=clock).wait(SUBJECT, timeout_s=10), iter(denials), clock)
-    assert decision.allowed
-    assert [type(step) for step in steps] == [Call, Pause, Call, Pause, Call]
-    assert all(2.0 <= step.seconds <= 2.2 for step in steps if isinstance(step, Pause))
-    decision, steps = run_steps(protocol(clock=clock).wait(SUBJECT, timeout_s=1), iter(denials), clock)
-    assert (decision.allowed, len(steps)) == (False, 1)
+    denied = Decision(allowed=False, degraded=None, denied_by="export", retry_after_ms=2_000)
+    patience = Patience(4.1, clock)
+    for _ in range(2):
+        pause_s = patience.pause_before_retry_s(denied)
+        if pause_s is not None:
+            assert 2.0 <= pause_s <= 2.2
+            clock.now_s += pause_s
+    assert pause_s is None or clock.now_s <= 104.1
+    assert Patience(1, clock).pause_before_retry_s(denied) is None, "the next moment is too late"
+    never = Decision(allowed=False, degraded=None, retry_after_ms=None)
+    assert Patience(3_600, clock).pause_before_retry_s(never) is None
+    assert Patience(3_600, clock).pause_before_retry_s(Decision(allowed=True, degraded=None)) is None
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**6), st.floats(0, 1))
@@ -195,6 +200,11 @@ def test_a_batch_returns_a_decision_or_a_rejection_for_each_check() -> None:
     assert [each.allowed for each in value_of(protocol("open").check_batch(checks), AgentUnavailable("gone"))] == [
         True
     ] * 2
+
+
+def test_a_batch_that_is_rejected_as_a_whole_raises() -> None:
+    with pytest.raises(RequestRejected, match="422: too many"):
+        value_of(protocol("open").check_batch([]), response(422, {"title": "Invalid", "detail": "too many"}))
 
 
 def test_a_hold_is_granted_denied_or_left_to_the_failure_mode() -> None:

@@ -1,0 +1,165 @@
+"""The examples work against a real agent, each in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import yaml
+
+from regional_agent.settings import AgentSettings
+from tests.integration.client.test_clients import served_agent
+from tests.integration.regional_agent.world import World
+from web.settings import variable_of
+
+pytestmark = pytest.mark.anyio
+ROOT = Path(__file__).parents[3]
+
+
+async def output_of(script: str, **variables: str) -> list[str]:
+    """Run a script that imports an example. Return the lines that it prints."""
+    command = [sys.executable, "-c", script]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), **variables}
+    done = await anyio.run_process(command, env=environment, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().splitlines()
+
+
+async def test_the_worker_works(world: World) -> None:
+    async with served_agent(world) as url:
+        command = [sys.executable, str(ROOT / "examples" / "worker.py"), url]
+        done = await anyio.run_process(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    reported = "reported for acme, as one of few at once"
+    assert done.stdout.decode().splitlines()[1:] == ["exported for acme", reported, "after waiting: allowed"]
+
+
+async def test_the_service_with_an_engine_works(world: World) -> None:
+    settings = world.settings("us-east", return_on_stop=True)
+    variables = {variable_of(AgentSettings, name): _text(value) for name, value in settings if value is not None}
+    script = (
+        "from fastapi.testclient import TestClient\n"
+        "from examples.exports import app\n"
+        "with TestClient(app) as client:\n"
+        "    print(client.get('/healthz').status_code, client.post('/v1/exports', headers={'X-Tenant': 'a'}).json())\n"
+    )
+    command = [sys.executable, "-c", script]
+    done = await anyio.run_process(
+        command, env=os.environ | variables | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE
+    )
+    assert "200 {'export': 'made'}" in done.stdout.decode()
+
+
+def _text(value: Any) -> str:
+    return str(value.get_secret_value() if hasattr(value, "get_secret_value") else value)
+
+
+async def test_the_public_api_limits_anonymous_callers_by_network(world: World) -> None:
+    document = yaml.safe_load((ROOT / "examples" / "public_api.yaml").read_text())
+    assert (await world.admin.put("/v1/limits", json=document)).is_success
+    script = (
+        "import os\n"
+        "from fastapi.testclient import TestClient\n"
+        "from starlette.testclient import WebSocketDenialResponse\n"
+        "from examples.public_api import app\n"
+        "with TestClient(app, client=('203.0.113.9', 1)) as client:\n"
+        "    for _ in range(4):\n"
+        "        answer = client.get('/v1/weather/berlin')\n"
+        "        print(answer.status_code, answer.json().get('requests_left'), 'Retry-After' in answer.headers)\n"
+        "    with client.websocket_connect('/v1/live/berlin') as websocket:\n"
+        "        print(websocket.receive_json())\n"
+        "    try:\n"
+        "        client.websocket_connect('/v1/live/berlin').__enter__()\n"
+        "    except WebSocketDenialResponse as denied:\n"
+        "        print('refused', denied.status_code)\n"
+        "with TestClient(app, client=('198.51.100.7', 1)) as client:\n"
+        "    print('elsewhere', client.get('/v1/weather/berlin').status_code)\n"
+    )
+    async with served_agent(world, leased=False) as url:
+        printed = await output_of(script, LEASEHOLD_AGENT_URL=url)
+    assert printed == [
+        "200 2 False",
+        "200 1 False",
+        "200 0 False",
+        "429 None True",
+        "{'city': 'berlin', 'celsius': 7}",
+        "refused 429",
+        "elsewhere 200",
+    ]
+
+
+async def test_a_paid_export_is_billed_once_and_by_its_real_size(world: World) -> None:
+    script = (
+        "from fastapi.testclient import TestClient\n"
+        "from examples.paid_export import app\n"
+        "with TestClient(app) as client:\n"
+        "    def export(report, key, tenant='acme'):\n"
+        "        headers = {'X-Tenant': tenant, 'Idempotency-Key': key}\n"
+        "        answer = client.post(f'/v1/exports/{report}', headers=headers)\n"
+        "        print(answer.status_code, answer.json().get('rows'))\n"
+        "    for report, key in (('orders', '1'), ('orders', '1'), ('customers', '1'), ('nothing', '1')):\n"
+        "        export(report, key)\n"
+        "    for key in '234':\n"
+        "        export('orders', key)\n"
+    )
+    async with served_agent(world) as url:
+        printed = await output_of(script, LEASEHOLD_AGENT_URL=url)
+    # 25 + 12 of 100 units are spent, so that 40 can be held once more.
+    assert printed == ["200 25", "200 25", "200 12", "404 None", "200 25", "429 None", "429 None"]
+    assert await world.usage(tenant="acme") == 62
+
+
+SERVICES = {
+    "wsgi_service": (
+        "import httpx\n"
+        "from examples.wsgi_service import application\n"
+        "client = httpx.Client(transport=httpx.WSGITransport(application), base_url='http://localhost')\n"
+        "def call(method, path):\n"
+        "    answer = client.request(method, path, headers={'X-Tenant': 'acme'})\n"
+        "    return answer.status_code, answer.text, answer.headers\n"
+    ),
+    "flask_service": (
+        "from examples.flask_service import app\n"
+        "def call(method, path):\n"
+        "    answer = app.test_client().open(path, method=method, headers={'X-Tenant': 'acme'})\n"
+        "    return answer.status_code, answer.text, answer.headers\n"
+    ),
+    "django_service": (
+        "import examples.django_service\n"
+        "from django.test import Client\n"
+        "def call(method, path):\n"
+        "    answer = Client().generic(method, path, headers={'X-Tenant': 'acme'})\n"
+        "    return answer.status_code, answer.content.decode(), answer.headers\n"
+    ),
+}
+CALLS = (
+    "print(*call('GET', '/healthz')[:2])\n"
+    "for _ in range(101):\n"
+    "    status, text, headers = call('POST', '/v1/exports')\n"
+    "    if status == 429 or '97 ' in text:\n"
+    "        name = headers['RateLimit'].split(';')[0]\n"
+    "        print(status, headers['X-RateLimit-Remaining'], name, 'Retry-After' in headers)\n"
+    "print('denied_by' in text, '/problems/quota-exceeded' in text)\n"
+)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_a_service_of_each_framework_is_limited(world: World, service: str) -> None:
+    async with served_agent(world) as url:
+        printed = await output_of(SERVICES[service] + CALLS, LEASEHOLD_AGENT_URL=url)
+    assert printed == ["200 healthy", "", '200 97 "limit-1" False', '429 0 "limit-1" True', "False True"]
+
+
+async def test_flask_answers_a_raised_denial(world: World) -> None:
+    script = SERVICES["flask_service"] + (
+        "from examples.flask_service import client\n"
+        "slot = {'tenant': 'acme', 'route': '/v1/reports', 'method': 'POST'}\n"
+        "print(call('POST', '/v1/reports')[:2])\n"
+        "with client.slot(slot), client.slot(slot):\n"
+        "    print(call('POST', '/v1/reports')[0])\n"
+    )
+    async with served_agent(world) as url:
+        printed = await output_of(script, LEASEHOLD_AGENT_URL=url)
+    assert printed == ["(200, 'reported\\n')", "429"]
