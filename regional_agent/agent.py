@@ -143,7 +143,7 @@ class RegionalAgent:
         self.cells[cell].epochs.invalidate()
 
     def _put_policies_in_force(self, bundle: PolicyBundle, age_ms: int) -> None:
-        policies = Policies(bundle, age_ms, self._keys)
+        policies = Policies(bundle, age_ms, self._keys, self._clock.now())
         if bundle.hold_key:
             self.holds.seal.use(bundle.hold_key)
         for cell in self.cells:

@@ -1,8 +1,8 @@
 -- A token bucket: a rate, and as many units at once as its burst.
 --
 -- State    `level`, the nano-units in the bucket, and `since`, up to when it was filled. A refill is a whole number of
---          nano-units each millisecond, and what further microseconds bring is computed anew each time, so nothing is
---          ever rounded away. It expires when the bucket is full.
+--          nano-units each millisecond, of a slow rate with binary fractions, and what further microseconds bring is
+--          computed anew each time, so nothing is ever rounded away. It expires when the bucket is full.
 -- KEYS[1]  the packed state (parts/share)
 -- ARGV[1]  rate_micro of the base share
 -- ARGV[2]  burst of the base share

@@ -6,20 +6,20 @@
 -- Returns  the algorithm (lua/README.md)
 --
 -- The state is `due`, in microseconds, and `rest`, the nano-units that take less than a millisecond. A millisecond
--- brings `rate_micro` nano-units, so no arrival is ever rounded. In any time t at most burst + rate × t units are
--- admitted. A key keeps its time when its limit changes, and its level when its share does. A negative cost returns
--- units, up to the burst.
+-- brings `rate_micro` nano-units, of a slow rate with binary fractions, so no arrival is ever rounded. In any time t at
+-- most burst + rate × t units are admitted. A key keeps its time when its limit changes, and its level when its share
+-- does. A negative cost returns units, up to the burst.
 
 local clock, number, share = require('parts/clock'), require('parts/number'), require('parts/share')
 local MAX_UNITS, NANO_UNITS = 9007199254740991, 1000000000
 
 local function look(key, at)
   local state = share.look(KEYS[key], share.LAYOUTS.arrival, number(ARGV[at]), number(ARGV[at + 1]))
-  state.rate_micro = math.max(1, state.rate_micro)
+  state.rate_micro = share.positive(state.rate_micro)
   local mono, due, rest = clock.mono, clock.mono, 0
   if state.remembered ~= '' then due, rest = struct.unpack('<dd', state.remembered) end
-  rest = math.min(rest, state.rate_micro - 1)
-  state.ahead = share.ahead(due, rest, mono, state.rate_micro)
+  if rest >= state.rate_micro then rest = math.max(0, state.rate_micro - 1) end
+  state.ahead = share.ahead(due, rest, mono, state.rate_micro, state.burst * NANO_UNITS)
   if state.ahead == 0 then due, rest = mono, 0 end
   state.due, state.rest = due, rest
   return state

@@ -2,8 +2,8 @@
 --
 -- KEYS     none
 -- ARGV     none
--- Returns  {LAYOUTS, look, take, keep, read, level, install, filled, ahead, gain_ms}: all but the first are functions
---          of a key's name, a state or numbers
+-- Returns  {LAYOUTS, positive, look, take, keep, read, level, install, filled, ahead, gain_ms}: all but the first are
+--          functions of a key's name, a state or numbers
 --
 -- The string is the number of a layout (a byte, see LAYOUTS), then, where the region was given a share, doubles: the
 -- share's `number`, `rate_micro`, `ends` on the store's clock, `after_micro` (-1: base share), `kept` and `spent`;
@@ -14,28 +14,42 @@
 
 local clock = require('parts/clock')
 
-local LAYOUTS = {none = 0, level = 6, arrival = 7, fixed = 8, sliding = 9, log = 10}
-local SHARED, SHARE, SHARE_BYTES, SAFE = 128, '<dddddd', 48, -1
+local LAYOUTS = {none = 0, level = 6, arrival = 7, fixed = 8, sliding = 9, log = 10, calendar = 11}
+local SHARED, SHARE, SHARE_BYTES, SAFE, FINEST = 128, '<dddddd', 48, -1, 20
 local MAX_UNITS, LONG_MS = 9007199254740991, 2147483648
+
+-- A share may be zero, and no time is long enough then.
+local function positive(rate_micro) return rate_micro > 0 and rate_micro or 1 end
+
+-- What some microseconds bring, rounded down to a whole part of a nano-unit and what is cut off. A slow rate is counted
+-- in binary fractions of a nano-unit, the smallest that the level of a bucket has beside its units.
+local function of_microseconds(us, rate_micro, full)
+  local beyond, parts = us * rate_micro, 1
+  if rate_micro % 1 ~= 0 then
+    local _, bits = math.frexp(math.floor(2 ^ 53 / full))
+    parts = 2 ^ math.min(FINEST, bits - 1)
+    beyond = beyond * parts
+  end
+  local cut_off = math.fmod(beyond, 1000)
+  return (beyond - cut_off) / 1000 / parts, cut_off > 0 and 1 / parts or 0
+end
 
 -- Refill a bucket up to a moment: the level after whole milliseconds, what the microseconds after them bring, and when
 -- those begin.
 local function filled(level, since, at, rate_micro, full)
   if level >= full then return full, 0, at end
   local elapsed_us = at > since and at - since or 0
-  local beyond = elapsed_us % 1000 * rate_micro
-  local extra, gained = (beyond - math.fmod(beyond, 1000)) / 1000, math.floor(elapsed_us / 1000) * rate_micro
+  local extra, gained = of_microseconds(elapsed_us % 1000, rate_micro, full), math.floor(elapsed_us / 1000) * rate_micro
   if gained + extra >= full - level then return full, 0, at end
   return level + gained, extra, since + elapsed_us - elapsed_us % 1000
 end
 
--- How far ahead of a moment an arrival time is, in nano-units; 0 if it has passed.
-local function ahead(due, rest, at, rate_micro)
+-- How far ahead of a moment an arrival time is, in nano-units rounded up; 0 if it has passed.
+local function ahead(due, rest, at, rate_micro, full)
   if due + 1000 <= at then return 0 end
   local ahead_us = (due - at) % 1000
-  local nano_units = ahead_us * rate_micro + 999
-  local whole_ms = (due - at - ahead_us) / 1000
-  local arrived = whole_ms * rate_micro + (nano_units - math.fmod(nano_units, 1000)) / 1000 + rest
+  local extra, cut_off = of_microseconds(ahead_us, rate_micro, full)
+  local arrived = (due - at - ahead_us) / 1000 * rate_micro + extra + cut_off + rest
   return math.min(math.max(0, arrived), MAX_UNITS)
 end
 
@@ -46,10 +60,10 @@ local carry = {
     local whole, extra = filled(level_then, since, at, old_micro, burst * 1000000000)
     return struct.pack('<dd', whole + extra, at)
   end,
-  [LAYOUTS.arrival] = function(remembered, at, old_micro, new_micro)
+  [LAYOUTS.arrival] = function(remembered, at, old_micro, new_micro, burst)
     local due, rest = struct.unpack('<dd', remembered)
-    old_micro, new_micro = math.max(1, old_micro), math.max(1, new_micro)
-    local nano_units = ahead(due, math.min(rest, old_micro - 1), at, old_micro)
+    old_micro, new_micro = positive(old_micro), positive(new_micro)
+    local nano_units = ahead(due, math.min(rest, old_micro - 1), at, old_micro, burst * 1000000000)
     if nano_units == 0 then return '' end
     rest = math.fmod(nano_units, new_micro)
     return struct.pack('<dd', math.min(at + (nano_units - rest) / new_micro * 1000, MAX_UNITS), rest)
@@ -116,8 +130,8 @@ local levels = {
   end,
   [LAYOUTS.arrival] = function(remembered, state, full)
     local due, rest = struct.unpack('<dd', remembered)
-    local rate_micro = math.max(1, state.rate_micro)
-    return full - ahead(due, math.min(rest, rate_micro - 1), clock.mono, rate_micro)
+    local rate_micro = positive(state.rate_micro)
+    return full - ahead(due, math.min(rest, rate_micro - 1), clock.mono, rate_micro, full)
   end,
 }
 
@@ -139,7 +153,7 @@ end
 local function gain_ms(state, ms, nano_units)
   if not state.share then return ms end
   local over_ms = math.ceil((state.share.kept - clock.mono) / 1000)
-  return math.min(ms, LONG_MS, over_ms + math.ceil(nano_units / math.max(1, state.base_share_micro)))
+  return math.min(ms, LONG_MS, over_ms + math.ceil(nano_units / positive(state.base_share_micro)))
 end
 
 local function take(state)
@@ -163,5 +177,5 @@ local function install(key, state, share)
   write(key, state, redis.call('PTTL', key))
 end
 
-return {LAYOUTS = LAYOUTS, look = look, take = take, keep = keep, read = read, level = level, install = install,
-  filled = filled, ahead = ahead, gain_ms = gain_ms}
+return {LAYOUTS = LAYOUTS, positive = positive, look = look, take = take, keep = keep, read = read, level = level,
+  install = install, filled = filled, ahead = ahead, gain_ms = gain_ms}

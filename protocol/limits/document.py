@@ -75,6 +75,13 @@ class Mode(StrEnum):
     CENTRAL = "central"  # nothing is leased ahead: each request asks the coordinator
 
 
+class Alignment(StrEnum):
+    """When a fixed window begins."""
+
+    FIRST_REQUEST = "first_request"
+    CALENDAR = "calendar"  # with the full minute, hour, day or week: see protocol/limits/windows.py
+
+
 class HoldExpiry(StrEnum):
     """What happens to the units of a hold that is neither committed nor released in time."""
 
@@ -122,6 +129,8 @@ class RateQuota(QuotaFields, frozen=True, tag=QuotaKind.RATE.value):
     kind: ClassVar[QuotaKind] = QuotaKind.RATE
 
     algorithm: RateAlgorithm = RateAlgorithm.TOKEN_BUCKET
+    align: Alignment = Alignment.FIRST_REQUEST
+    time_zone: str = "UTC"  # in which aligned windows of days and weeks begin
     sharing: Sharing | None = None  # see `sharing_of`
     slices: bool = True  # agents may take units of a hot key ahead of requests
 

@@ -64,7 +64,7 @@ def window_of(each: PolicyCharge) -> Window:
     if isinstance(charge, RateCharge) and charge.window_ms:
         return Window(charge.window_ms // 1000)
     if isinstance(charge, RateCharge) and charge.rate_micro:
-        return Window(max(1, charge.burst * 1_000_000 // charge.rate_micro), refills=True)
+        return Window(max(1, int(charge.burst * 1_000_000 / charge.rate_micro)), refills=True)
     return Window(each.policy.window_s)
 
 

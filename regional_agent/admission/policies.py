@@ -21,6 +21,7 @@ from protocol.clock import SystemClock
 from protocol.identifiers import ESCAPE, MAX_QUOTA_KEY_LENGTH, parse_quota_key, quota_key, wider_keys
 from protocol.limits.document import (
     OTHER_CLASSES,
+    Alignment,
     AllowanceQuota,
     ConcurrencyQuota,
     Costs,
@@ -42,6 +43,7 @@ from protocol.limits.document import (
     slot_ttl_ms,
 )
 from protocol.limits.rates import SLICED, Rate, Sharing, base_rate, base_slots, parse_duration_ms, parse_rate, share_of
+from protocol.limits.windows import DAY_MS, CalendarWindow, calendar_window
 from regional_agent.admission.key_states import KeyState, KeyStates
 from regional_agent.admission.rules.generational_cache import GenerationalCache
 from regional_agent.admission.rules.routes import Routes
@@ -61,6 +63,7 @@ from regional_agent.store.types import AllowanceCharge, Charge, RateCharge, Slot
 
 Subject = dict[str, str]
 
+HOUR_MS = 3_600_000
 MAX_ROUTES = 10_000  # pairs of route and method that are cached with their policies
 
 
@@ -160,8 +163,12 @@ class PolicyCharge(Struct, frozen=True, eq=False, gc=False):
 class Policies:
     """The policies of one bundle, at an age of it: with the overrides that are in force then."""
 
-    def __init__(self, bundle: PolicyBundle, age_ms: int = 0, keys: KeyStates | None = None) -> None:
-        """`keys`: the records of the agent's keys, which outlive a bundle."""
+    def __init__(
+        self, bundle: PolicyBundle, age_ms: int = 0, keys: KeyStates | None = None, now: datetime | None = None
+    ) -> None:
+        """`keys`: the records of the agent's keys, which outlive a bundle. `now` says which days it has windows of."""
+        self._now = SystemClock().now() if now is None else now
+        self._windows: dict[tuple[str, int], CalendarWindow] = {}
         self._keys = keys if keys is not None else KeyStates(SystemClock())
         self.version = bundle.version
         self._bundle = bundle
@@ -232,11 +239,18 @@ class Policies:
             burst,
             quota.algorithm,
             window_ms,
-            policy.may_slice,
+            policy.may_slice and not limit.is_slow,
             policy.is_shadow,
-            policy.is_shared and self._has_others,
+            policy.is_shared and self._has_others and not limit.is_slow,
+            self._calendar_window(quota, window_ms) if quota.align is Alignment.CALENDAR else None,
         )
         return PolicyCharge(policy, rate, state)
+
+    def _calendar_window(self, quota: RateQuota, window_ms: int) -> CalendarWindow:
+        window = self._windows.get((quota.time_zone, window_ms))
+        if window is None:  # at most one for each limit of the document
+            window = self._windows[quota.time_zone, window_ms] = calendar_window(window_ms, quota.time_zone, self._now)
+        return window
 
     def _slots(self, quota: ConcurrencyQuota, key: str, units: int, limit: int, *, is_shadow: bool) -> SlotCharge:
         """Return the charge of slots. Shared ones have the limit of all and the base share of this one."""
@@ -269,7 +283,7 @@ class Policies:
         if isinstance(quota, ConcurrencyQuota):
             assert isinstance(limit, int)
             return self._slots(quota, key, 0, limit, is_shadow=False)
-        return limit if isinstance(limit, Rate) else None
+        return limit if isinstance(limit, Rate) and not limit.is_slow else None
 
     def allowance_limit(self, key: str) -> int | None:
         """Return the limit of an allowance by its quota key; None if it is no allowance of this document."""
@@ -318,11 +332,16 @@ def is_in_force(term: OverrideTerm, age_ms: int) -> bool:
 
 
 def edges_ms(bundle: PolicyBundle) -> Iterator[int]:
-    """Yield the ages of a bundle at which an override begins or ends."""
+    """Yield the ages of a bundle at which an override begins or ends, or at which days of a time zone are looked up.
+
+    The days of UTC need no look: all are equally long.
+    """
     for term in bundle.overrides:
         yield term.starts_in_ms
         if term.ends_in_ms is not None:
             yield term.ends_in_ms
+    if any(isinstance(each, RateQuota) and each.time_zone != "UTC" for each in bundle.document.quotas):
+        yield from range(HOUR_MS, 366 * DAY_MS, HOUR_MS)
 
 
 def _is_shared(quota: Quota | None) -> TypeGuard[SharedQuota]:

@@ -27,7 +27,7 @@ def needs_no_report(demand_micro: int, base_share_micro: int) -> bool:
     return 2 * demand_micro < base_share_micro
 
 
-def is_slight(units: int, window_ms: int, base_share_micro: int) -> bool:
+def is_slight(units: int, window_ms: int, base_share_micro: float) -> bool:
     """Return whether so many units in a time are under a quarter of the base share, so that nothing is to be measured.
 
     Most keys request no more than that, and to measure a demand costs as much as to decide a check.

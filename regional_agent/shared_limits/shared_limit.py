@@ -55,7 +55,7 @@ class SharedLimit(Struct, eq=False, gc=False):
 
     @property
     def base_share_micro(self) -> int:
-        return self.terms.rate_micro if isinstance(self.terms, Rate) else self.terms.base_share * SLOT_MICRO
+        return int(self.terms.rate_micro) if isinstance(self.terms, Rate) else self.terms.base_share * SLOT_MICRO
 
     def demand_micro(self, now_ms: int) -> int:
         return self.demand.per_second_micro(now_ms)

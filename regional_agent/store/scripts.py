@@ -338,7 +338,7 @@ class Scripts:
         for each in demands:
             tag, base = _tag(incarnation, each.quota), each.base_share
             names += (keys.rate(tag, each.quota), keys.demands(tag, each.quota))
-            arguments += (base.rate_micro, base.burst, each.demand_micro, int(each.is_contended))
+            arguments += (int(base.rate_micro), base.burst, each.demand_micro, int(each.is_contended))
         mono_us, rows = _rows_of_four(await self._call("report_rates", names, *arguments))
         reports = [
             RateReport(quota=each.quota, number=number, rate_micro=rate_micro, spent=spent, demand_micro=demand_micro)
@@ -354,7 +354,7 @@ class Scripts:
         arguments: list[Argument] = [incarnation.fingerprint, incarnation.epoch, sent_mono_us]
         for base, share in shares:
             names.append(keys.rate(_tag(incarnation, share.quota), share.quota))
-            arguments += (base.rate_micro, base.burst)
+            arguments += (int(base.rate_micro), base.burst)
             arguments += (share.number, share.rate_micro, share.after_micro, share.expires_in_ms)
         return int((await self._call("share_rates", names, *arguments))[1])
 

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from msgspec import Struct
 
 from protocol.limits.rates import WINDOWS, Rate, RateAlgorithm
+from protocol.limits.windows import CalendarWindow
 from protocol.messages import RateReport, SlotReport
 from protocol.outcomes import DenialReason, HoldOutcome
 from regional_agent.admission.rules.hold_ids import HoldPart, HoldTerms
@@ -14,6 +15,7 @@ from regional_agent.admission.rules.modes import LOOKS
 from regional_agent.store import keys
 from regional_agent.store.connection import Argument
 
+CALENDAR_WINDOW = "calendar_window"  # the algorithm of a fixed window that begins with the calendar
 SHADOW = "shadow:"  # before an algorithm's name: the algorithm decides, and its denial stops no request
 REASONS = ("", *(reason.value for reason in DenialReason))
 
@@ -79,22 +81,27 @@ class RateCharge(Struct, frozen=True, gc=False):
 
     quota: str
     cost: int
-    rate_micro: int
+    rate_micro: float  # an integer, except for a slow rate
     burst: int  # of a window: its limit
     algorithm: str = "token_bucket"
     window_ms: int = 0  # of the algorithms that count in windows
     may_slice: bool = False  # an agent may take more than one request needs, and hand it out by itself
     is_shadow: bool = False
     is_shared: bool = False  # with other regions, by demand: `rate_micro` is the base share, used without a newer one
+    calendar: CalendarWindow | None = None  # of a fixed window that begins with the calendar
 
     def script_args(self, incarnation: StoreIncarnation) -> KeysAndArguments:
         """Return the keys and arguments that the rate's algorithm reads."""
         tag = keys.hash_tag(self.quota, incarnation.lanes, incarnation.cell)
         names: tuple[bytes, ...] = (keys.rate(tag, self.quota),)
-        name = SHADOW + self.algorithm if self.is_shadow else self.algorithm
-        arguments = (name, self.cost, self.rate_micro, self.burst)
+        algorithm = self.algorithm if self.calendar is None else CALENDAR_WINDOW
+        name = SHADOW + algorithm if self.is_shadow else algorithm
+        rate_micro = self.rate_micro if isinstance(self.rate_micro, int) else repr(self.rate_micro)
+        arguments = (name, self.cost, rate_micro, self.burst)
         if self.algorithm not in WINDOWS:
             return names, arguments
+        if self.calendar is not None:
+            return names, (*arguments, self.window_ms, *self.calendar)
         if self.algorithm == RateAlgorithm.SLIDING_LOG:
             names = (*names, keys.rate_log(tag, self.quota))
         return names, (*arguments, max(1, self.window_ms))

@@ -136,7 +136,7 @@ class OutageFallback:
             return None
         micro = self._fraction_micro(spec)
         burst = max(min(1, charge.burst), fraction_of(charge.burst, micro))
-        return RateRequest(charge.quota, charge.cost, fraction_of(charge.rate_micro, micro), burst)
+        return RateRequest(charge.quota, charge.cost, fraction_of(int(charge.rate_micro), micro), burst)
 
     def _fraction_micro(self, spec: PolicySpec) -> int:
         return round(spec.local_fraction * 1_000_000) // self._workers

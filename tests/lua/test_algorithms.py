@@ -105,13 +105,13 @@ def _in_bucket(admitted: Admitted, at: int, limit: Rate) -> Fraction:
     """Return what has not drained yet: the maximum over every stretch of the past up to now."""
     level, since = Fraction(0), START_US
     for moment, units in [*admitted, (at, 0)]:
-        level = max(Fraction(0), level - Fraction((moment - since) * limit.rate_micro, 10**12)) + units
+        level = max(Fraction(0), level - Fraction(limit.rate_micro) * (moment - since) / 10**12) + units
         since = moment
     return level
 
 
 def _in_windows(admitted: Admitted, at: int, limit: Rate, *, tiles: bool) -> tuple[int, int, Fraction]:
-    """Return the units of this window and of the one before, and how much of that counts, in whole milliseconds."""
+    """Return the units of this window and of the one before, and how much of that counts, in whole steps of time."""
     window_us = limit.window_ms * 1000
     started, current, previous = at, 0, 0
     for place, (moment, units) in enumerate([*admitted, (at, 0)]):
@@ -121,8 +121,9 @@ def _in_windows(admitted: Admitted, at: int, limit: Rate, *, tiles: bool) -> tup
         elif elapsed >= window_us:
             started, current, previous = started + window_us, 0, current
         current += units
-    left_ms = limit.window_ms - (at - started) // 1000
-    return current, previous if tiles else 0, Fraction(left_ms, limit.window_ms)
+    step_ms = 1000 if limit.window_ms > 3_600_000 else 1
+    passed_ms = (at - started) // 1000 // step_ms * step_ms
+    return current, previous if tiles else 0, Fraction(limit.window_ms - passed_ms, limit.window_ms)
 
 
 arrivals = st.lists(

@@ -83,7 +83,7 @@ class Beside:
         return self.clocked.take(0, limit_of(self.clocked.algorithm), "peek").available
 
     def in_force_micro(self) -> int:
-        return self.share.in_force_micro(self.mono_us, limit_of(self.clocked.algorithm).rate_micro)
+        return self.share.in_force_micro(self.mono_us, int(limit_of(self.clocked.algorithm).rate_micro))
 
     def told(self, report: Report) -> tuple[int, int, int]:
         want = AgentRateDemand(RATE, limit_of(self.clocked.algorithm), report.demand_micro, report.is_contended)

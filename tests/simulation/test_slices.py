@@ -241,14 +241,15 @@ def test_a_slice_melts_as_its_bucket_fills(algorithm: str) -> None:
 
 def conform(said: Sequence[Said], limit: str) -> None:
     """The burst and what the rate brings, in any time, but for the millisecond that an agent's clock counts in."""
-    rate_micro, burst, _ = parse_rate(limit)
+    rate = parse_rate(limit)
+    rate_micro, burst = Fraction(rate.rate_micro), rate.burst
     admitted = [(each.at_ms, each.asked.cost) for each in said if each.answer.allowed]
     full = Fraction(burst)
     level, before_ms = full, Fraction(0)
     for at_ms, cost in admitted:
         level = min(full, level + (at_ms - before_ms) * rate_micro / 1_000_000_000)
         level, before_ms = level - cost, at_ms
-        assert level >= -Fraction(rate_micro, 1_000_000_000), at_ms
+        assert level >= -rate_micro / 1_000_000_000, at_ms
 
 
 @pytest.mark.parametrize("algorithm", SLICED)

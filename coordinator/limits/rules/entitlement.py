@@ -146,7 +146,9 @@ def rate_terms(catalogue: Catalogue, quota_key: str) -> SharingTerms | GrantRefu
     if limit is None:
         return GrantRefusal.NO_LIMIT
     rate = parse_rate(limit, spec.algorithm)
-    return terms_of(rate.rate_micro, sharing_of(spec), *_who_shares(catalogue, spec, quota_key), rate.burst)
+    if rate.is_slow:
+        return GrantRefusal.NOT_LEASED
+    return terms_of(int(rate.rate_micro), sharing_of(spec), *_who_shares(catalogue, spec, quota_key), rate.burst)
 
 
 def slot_terms(catalogue: Catalogue, quota_key: str) -> SharingTerms | GrantRefusal:

@@ -22,6 +22,7 @@ from protocol.limits.document import (
     SOFT,
     SUBJECT_FIELDS,
     USAGE_FIELDS,
+    Alignment,
     AllowanceQuota,
     ConcurrencyQuota,
     Costs,
@@ -40,7 +41,7 @@ from protocol.limits.document import (
     as_list,
     parse_portion,
 )
-from protocol.limits.rates import WINDOWS, Sharing, parse_duration_ms, parse_rate
+from protocol.limits.rates import WINDOWS, RateAlgorithm, Sharing, parse_duration_ms, parse_rate
 from protocol.units import MAX_UNITS
 from protocol.zones import why_not_for_periods
 
@@ -124,9 +125,21 @@ def _faults_of_quota(document: LimitsDocument, index: int, quota: Quota) -> Iter
         yield from _faults_of_allowance(document, where, quota)
     elif isinstance(quota, ConcurrencyQuota):
         yield from _faults_of_concurrency(where, quota)
-    elif quota.sharing in (Sharing.ADAPTIVE, Sharing.STRICT) and quota.algorithm in WINDOWS:
+    else:
+        yield from _faults_of_windows(where, quota)
+
+
+def _faults_of_windows(where: str, quota: RateQuota) -> Iterator[DocumentFault]:
+    if quota.sharing in (Sharing.ADAPTIVE, Sharing.STRICT) and quota.algorithm in WINDOWS:
         reason = f"{quota.algorithm} counts windows, which cannot move between regions: write 'regional'"
         yield DocumentFault(f"{where}.sharing", "shareable", reason)
+    if quota.align is Alignment.CALENDAR and quota.algorithm is not RateAlgorithm.FIXED_WINDOW:
+        reason = f"{quota.algorithm} has no windows that begin at a fixed time: only fixed_window can be aligned"
+        yield DocumentFault(f"{where}.align", "supported", reason)
+    if wrong_zone := why_not_for_periods(quota.time_zone):
+        yield DocumentFault(f"{where}.time_zone", "zone", wrong_zone)
+    elif quota.time_zone != "UTC" and quota.align is not Alignment.CALENDAR:
+        yield DocumentFault(f"{where}.time_zone", "align", "a zone has an effect only with 'align: calendar'")
 
 
 def _faults_of_mode(where: str, quota: AllowanceQuota) -> Iterator[DocumentFault]:
@@ -226,18 +239,22 @@ def _faults_of_limit(document: LimitsDocument, where: str, quota: Quota) -> Iter
 def faults_of_value(where: str, quota: Quota, value: LimitValue) -> Iterator[DocumentFault]:
     """Check one limit, of the document or of an override."""
     if isinstance(quota, RateQuota):
-        yield from _faults_of_rate(where, value, quota.algorithm)
+        yield from _faults_of_rate(where, value, quota)
         return
     most = MAX_SLOTS if isinstance(quota, ConcurrencyQuota) else MAX_UNITS
     if not isinstance(value, int) or not 0 <= value <= most:
         yield DocumentFault(where, "units", f"a whole number from 0 to {most} is needed, not {value!r}")
 
 
-def _faults_of_rate(where: str, value: LimitValue, algorithm: str) -> Iterator[DocumentFault]:
+def _faults_of_rate(where: str, value: LimitValue, quota: RateQuota) -> Iterator[DocumentFault]:
     try:
-        parse_rate(value, algorithm)
+        rate = parse_rate(value, quota.algorithm)
     except ValueError as error:
         yield DocumentFault(where, "rate", str(error))
+        return
+    if rate.is_slow and quota.sharing in (Sharing.ADAPTIVE, Sharing.STRICT):
+        reason = f"{value!r} is too slow to be shared by demand: write 'regional', or use an allowance, which is leased"
+        yield DocumentFault(where, "shareable", reason)
 
 
 def _faults_of_concurrency(where: str, quota: ConcurrencyQuota) -> Iterator[DocumentFault]:

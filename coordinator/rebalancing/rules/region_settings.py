@@ -68,5 +68,5 @@ def _too_much(spec: Quota, limits: Iterable[LimitValue], settings: Mapping[str, 
 def amount(spec: Quota, value: LimitValue) -> int:
     """Return a value as a number to compare: units, or millionths of a unit per second."""
     if isinstance(spec, RateQuota):
-        return parse_rate(value, spec.algorithm).rate_micro
+        return int(parse_rate(value, spec.algorithm).rate_micro)
     return int(value)

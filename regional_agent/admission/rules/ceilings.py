@@ -22,6 +22,6 @@ def allowance_ceiling(limit: int, factor: int) -> int:
     return min(MAX_UNITS, max(1, limit) * factor)
 
 
-def rate_ceiling(rate_micro: int, burst: int, factor: int) -> int:
+def rate_ceiling(rate_micro: float, burst: int, factor: int) -> int:
     """Return the ceiling of a rate: a factor of what passes in an hour, for nothing is booked of it."""
-    return min(MAX_UNITS, max(1, burst, rate_micro * HOUR_S // 1_000_000) * factor)
+    return min(MAX_UNITS, max(1, burst, int(rate_micro) * HOUR_S // 1_000_000) * factor)

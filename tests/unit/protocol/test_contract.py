@@ -1,11 +1,12 @@
 """Coordinator and agents agree on these values to the letter."""
 
 import string
+from fractions import Fraction
 from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from coordinator.limits.rules.validation import faults_of
@@ -14,6 +15,8 @@ from protocol.lease import TRANSITIONS, LeaseEvent, LeaseState, after
 from protocol.limits.document import LimitsDocument
 from protocol.limits.rates import (
     MAX_LOG,
+    MAX_REFILL_S,
+    SLOW_MICRO,
     WINDOWS,
     Rate,
     RateAlgorithm,
@@ -23,6 +26,7 @@ from protocol.limits.rates import (
     share_of,
 )
 from protocol.messages import FrozenBatch, LeaseDemand, body_hash
+from regional_agent.store.types import CALENDAR_WINDOW
 
 ROOT = Path(__file__).parents[3]
 LANES = [3, 2, 3]  # in the names of keys of stores that are in use
@@ -94,6 +98,12 @@ def test_an_exchange_is_its_bytes() -> None:
         ("7200/hour", (2_000_000, 2)),
         ("3/hour, burst 30", (833, 30)),
         ("5 / second , burst 1", (5_000_000, 1)),
+        ("10 per 10 minutes", (16_666, 1)),
+        ("20/15 minutes, burst 20", (22_222, 20)),
+        ("1000/day", (11_574, 1)),
+        ("10000000 per week, burst 9000000", (16_534_391, 9_000_000)),
+        ("0.5/second", (500_000, 1)),
+        ("2.25 per second, burst 3", (2_250_000, 3)),
     ],
 )
 def test_rates_as_people_write_them(text: str, expected: tuple[int, int]) -> None:
@@ -101,7 +111,12 @@ def test_rates_as_people_write_them(text: str, expected: tuple[int, int]) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["", "10", "10/fortnight", "0/second", "1/second, burst 0", "-1/second", "1.5/second", 10]
+    "text",
+    [
+        *("", "10", "10/fortnight", "0/second", "1/second, burst 0", "-1/second", "1e3/second", "10 per0 hours", 10),
+        *("10 per 0 minutes", "1/second, burst 9000001", "9000001/second", "1 per 54 weeks", "1 per 372 days"),
+        *("1/week, burst 1000", "1.5.5/second", "\u0661/second", "5/week burst 5", "10 per 10minutes"),
+    ],
 )
 def test_an_invalid_rate_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="rate"):
@@ -119,6 +134,28 @@ def test_a_window_is_what_may_pass_in_it(algorithm: str) -> None:
         parse_rate("9000001/hour", algorithm)
 
 
+def test_windows_of_days_and_weeks() -> None:
+    assert parse_rate("5/week", "sliding_log") == (8, 5, 604_800_000)
+    assert parse_rate("9000000 per 53 weeks", "fixed_window") == (280_772, 9_000_000, 53 * 604_800_000)
+    assert parse_rate("10 per 10 minutes", "sliding_window").window_ms == 600_000
+    with pytest.raises(ValueError, match="write 1 per 2 seconds"):
+        parse_rate("0.5/second", "fixed_window")
+
+
+@given(st.integers(1, 9_000_000), st.integers(1, 371), st.data())
+def test_a_slow_rate_is_as_exact_as_a_bucket_can_count_it(units: int, days: int, data: st.DataObject) -> None:
+    """In binary fractions that Lua's numbers hold beside the burst, and wrong by less than one in 10,000."""
+    true_micro = Fraction(units * 1_000_000, days * 86_400)
+    assume(true_micro < SLOW_MICRO)
+    burst = data.draw(st.integers(1, min(9_000_000, int(true_micro * MAX_REFILL_S / 1_000_000))))
+    rate = parse_rate(f"{units} per {days} days, burst {burst}")
+    assert rate.is_slow
+    counted = Fraction(rate.rate_micro)
+    assert 0 <= true_micro - counted < true_micro / 10_000
+    assert burst * 1_000_000_000 * counted.denominator <= 2**53
+    assert float(repr(rate.rate_micro)) == rate.rate_micro, "the store reads the same number"
+
+
 def test_an_algorithm_that_stores_every_request_is_bounded() -> None:
     assert parse_rate(f"{MAX_LOG}/hour", "sliding_log").burst == MAX_LOG
     with pytest.raises(ValueError, match="at most 10000 a window"):
@@ -126,7 +163,7 @@ def test_an_algorithm_that_stores_every_request_is_bounded() -> None:
 
 
 def test_every_algorithm_of_a_rate_has_its_file() -> None:
-    others = {"allowance", "concurrency"}
+    others = {"allowance", "concurrency", CALENDAR_WINDOW}
     assert {path.stem for path in (ROOT / "lua" / "algorithms").glob("*.lua")} - others == set(RateAlgorithm)
 
 
@@ -155,6 +192,10 @@ def test_every_fault_of_a_document_is_named_at_once() -> None:
             {"name": "a", "kind": "allowance", "limit": -1, "period": "day", "cap": {"overdraft": -50},
              "time_zone": "Berlin"},
             {"name": "r", "kind": "rate", "limit": "fast", "algorithm": "sliding_log", "sharing": "strict"},
+            {"name": "s", "kind": "rate", "limit": "5/week, burst 5", "sharing": "adaptive", "align": "calendar"},
+            {"name": "w", "kind": "rate", "limit": "5/day", "algorithm": "fixed_window", "time_zone": "Europe/Berlin"},
+            {"name": "z", "kind": "rate", "limit": "5/day", "algorithm": "fixed_window", "align": "calendar",
+             "time_zone": "Berlin"},
         ],
         policies=[
             {"name": "p", "quota": "none", "by": ["shoe_size"], "match": {"route": "v1/*/x"}, "wait": "long"},
@@ -172,6 +213,10 @@ def test_every_fault_of_a_document_is_named_at_once() -> None:
         "quotas[1].cap.overdraft": "units",
         "quotas[2].limit": "rate",
         "quotas[2].sharing": "shareable",
+        "quotas[3].limit": "shareable",
+        "quotas[3].align": "supported",
+        "quotas[4].time_zone": "align",
+        "quotas[5].time_zone": "zone",
         "policies[0].quota": "known",
         "policies[0].by[0]": "known",
         "policies[0].match.route": "path",
@@ -210,6 +255,8 @@ def test_all_shares_together_never_exceed_the_rate(rate_micro: int, burst: int, 
     assert sum(share.burst for share in shares) <= max(burst, burst + len(weights) - 1)
     assert all((share.burst > 0) == (weight > 0) for share, weight in zip(shares, weights, strict=True))
     assert base_rate(Rate(0, 0), 1, 1) == Rate(0, 0)
+    slow = [base_rate(parse_rate("5/week, burst 5"), weight, sum(weights)) for weight in weights]
+    assert sum(Fraction(share.rate_micro) for share in slow) <= Fraction(5_000_000, 604_800)
     assert share_of(0, 1, 1) == 0
 
 

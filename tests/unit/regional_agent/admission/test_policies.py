@@ -1,5 +1,6 @@
 """Policies match requests and charge their quotas."""
 
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 from coordinator.limits.rules.validation import faults_of
 from protocol.identifiers import MAX_QUOTA_KEY_LENGTH
 from protocol.limits.document import LimitsDocument, PolicyBundle
-from regional_agent.admission.policies import Policies, UnknownSubjectField
+from regional_agent.admission.policies import Policies, UnknownSubjectField, edges_ms
 from regional_agent.admission.rules.subjects import InvalidSubjectValue
 from regional_agent.store.types import AllowanceCharge, RateCharge, SlotCharge
 
@@ -58,6 +59,53 @@ def test_the_plan_gives_the_limit_and_the_weight_the_share(policies: Policies) -
     assert rate == RateCharge(
         "api:ip=203.0.113.9,route=%2Fv1%2Fexports", 1, 33_333_333, 66, may_slice=True, is_shared=True
     )
+
+
+def charge_of_rate(quota: dict[str, Any], now: str = "2026-10-25T12:00:00Z") -> RateCharge:
+    """Return the charge of a region with a third of all weight."""
+    document = {
+        "quotas": [{"name": "q", "kind": "rate"} | quota],
+        "policies": [{"name": "p", "quota": "q", "by": ["tenant"]}],
+    }
+    read = msgspec.convert(document, LimitsDocument)
+    assert not faults_of(read)
+    bundle = PolicyBundle(version=1, document=read, subscriptions={}, weight=1, total_weight=3)
+    policies = Policies(bundle, now=datetime.fromisoformat(now))
+    (demanded,) = policies.charges_for({"tenant": "acme"}, None)
+    assert isinstance(demanded.charge, RateCharge)
+    assert demanded.charge.is_shared is (policies.shared("q:tenant=acme") is not None)
+    return demanded.charge
+
+
+def test_a_slow_rate_is_divided_by_weight_and_never_sliced() -> None:
+    slow = charge_of_rate({"limit": "9/week, burst 900"})
+    assert (slow.burst, slow.is_shared, slow.may_slice) == (300, False, False)
+    assert 0 <= 3_000_000 / 604_800 - slow.rate_micro < 0.0005
+    usual = charge_of_rate({"limit": "9/hour, burst 900"})
+    assert (usual.rate_micro, usual.is_shared, usual.may_slice) == (833, True, True)
+
+
+def test_an_aligned_window_follows_the_calendar_of_its_zone() -> None:
+    quota = {"limit": "30/day", "algorithm": "fixed_window", "align": "calendar"}
+    day_ms = 86_400_000
+    in_utc = charge_of_rate(quota)
+    assert in_utc.calendar is not None
+    assert (in_utc.burst, in_utc.calendar.begins_ms % day_ms, in_utc.calendar.ends_ms % day_ms) == (10, 0, 0)
+    in_berlin = charge_of_rate(quota | {"time_zone": "Europe/Berlin"}).calendar
+    assert in_berlin is not None
+    assert in_berlin.ends_ms - in_berlin.begins_ms == day_ms + 3_600_000, "clocks go back on this day"
+    assert charge_of_rate(quota | {"align": "first_request"}).calendar is None
+
+
+def test_agents_look_at_the_calendar_of_a_zone_every_hour() -> None:
+    quota = {"name": "q", "kind": "rate", "limit": "30/day", "algorithm": "fixed_window", "align": "calendar"}
+
+    def edges(time_zone: str) -> list[int]:
+        document = msgspec.convert({"quotas": [quota | {"time_zone": time_zone}]}, LimitsDocument)
+        return list(edges_ms(PolicyBundle(version=1, document=document, subscriptions={}, weight=1, total_weight=1)))
+
+    assert edges("Europe/Berlin")[:3] == [3_600_000, 7_200_000, 10_800_000]
+    assert edges("UTC") == []
 
 
 def told_of(usage_by: list[str], **subject: str) -> str:
