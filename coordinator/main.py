@@ -100,7 +100,8 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
     for router in ROUTERS:
         app.include_router(router)
     install_problems(app)
-    install_openapi(app)
+    here = {"url": "http://127.0.0.1:8400", "description": "A coordinator. Any of them answers for all."}
+    install_openapi(app, server=here)
     app.add_exception_handler(DatabaseUnavailable, _unavailable)
     app.add_middleware(exchange_routes.ExchangesAhead, unavailable=_unavailable)
     install_requests(app, max_body_bytes=settings.max_body_bytes, metrics=HttpMetrics(metrics.registry))

@@ -49,7 +49,8 @@ def create_app(settings: AgentSettings, clock: Clock | None = None, worker: Work
     app.include_router(http_routes.services)
     app.include_router(http_routes.health)
     install_problems(app)
-    install_openapi(app, token_is_optional=True)  # on loopback none is asked for
+    here = {"url": "http://127.0.0.1:8411", "description": "The agent of the service's own region."}
+    install_openapi(app, server=here, token_is_optional=True)  # on loopback none is asked for
     metrics = HttpMetrics(region.metrics.registry)
     app.state.caller_rules = CallerRules(settings)
     app.state.fast_path = FastPath(

@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Literal
 
 from msgspec import Struct
 
@@ -18,6 +19,12 @@ class HealthReason(Struct, frozen=True, kw_only=True):
     code: str
     since: datetime
     text: str
+
+
+class Liveness(Struct, frozen=True):
+    """The process is alive, whatever it can do."""
+
+    status: Literal["ok"] = "ok"
 
 
 class Health(Struct, frozen=True, kw_only=True):

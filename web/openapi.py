@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
-from protocol.problems import MEDIA_TYPE
+from protocol.problems import MEDIA_TYPE, PROBLEMS
 from web.problems import InvalidParameter
 
 JSON = "application/json"
@@ -62,12 +62,38 @@ HEADERS: dict[str, dict[str, Any]] = {
         "schema": {"type": "string"},
         "example": "GET, HEAD",
     },
+    "RateLimit-Policy": {
+        "description": "The limit (`q`) of each policy that matched, and its window (`w`) in seconds.",
+        "schema": {"type": "string"},
+        "example": '"search";q=100;w=60',
+    },
+    "RateLimit": {
+        "description": "What remains (`r`) of each policy that matched, and the seconds until there is more (`t`).",
+        "schema": {"type": "string"},
+        "example": '"search";r=99;t=1',
+    },
+    "X-RateLimit-Limit": {
+        "description": "The limit of the tightest policy. Left out, like the other two, if no policy matched.",
+        "schema": {"type": "integer", "minimum": 0},
+        "example": 100,
+    },
+    "X-RateLimit-Remaining": {
+        "description": "What remains of the tightest policy.",
+        "schema": {"type": "integer", "minimum": 0},
+        "example": 99,
+    },
+    "X-RateLimit-Reset": {
+        "description": "Seconds until the tightest policy is whole again.",
+        "schema": {"type": "integer", "minimum": 0},
+        "example": 1,
+    },
     "Content-Range": {
         "description": "The part of the file that this response is, and the size of the file.",
         "schema": {"type": "string"},
         "example": "bytes 1048576-4194303/4194304",
     },
 }
+RATE_LIMIT_HEADERS = tuple(name for name in HEADERS if "RateLimit" in name)
 _HEADERS_OF_STATUS = {
     304: ("ETag",),
     401: ("WWW-Authenticate",),
@@ -85,8 +111,9 @@ _PROBLEM_SCHEMA: dict[str, Any] = {
         "type": {
             "type": "string",
             "format": "uri-reference",
-            "description": "The kind of problem. It is stable, and a path of this server that explains the kind.",
-            "examples": ["/problems/invalid-request"],
+            "description": "The kind of problem. It is stable, and a path of this server that explains the kind. New "
+            "kinds may be added.",
+            "examples": [f"/problems/{slug}" for slug in sorted(PROBLEMS)],
         },
         "title": {"type": "string", "description": "The kind in a few words.", "examples": ["Invalid request"]},
         "status": {"type": "integer", "minimum": 400, "maximum": 599, "examples": [422]},
@@ -114,6 +141,7 @@ _PROBLEM_REF = {"$ref": _REF.format(name="Problem")}
 def described(
     *,
     body: Any = None,
+    example: Any = None,
     answers: Mapping[int, Any],
     headers: Mapping[int, Collection[str]] | None = None,
     also: Collection[str] = (),
@@ -125,7 +153,7 @@ def described(
     problem document, and a type for a problem document that has its fields as well. The refusals that any operation may
     answer with are added, and so are the headers that follow from a status; `headers` are further ones. `also` are
     further media types of a response with status 200. `plain` are refusals whose body is no problem document. `body` is
-    the type of a request's body that msgspec decodes.
+    the type of a request's body that msgspec decodes, and `example` is one.
     """
     carried: dict[str, Any] = {}
     statuses = dict.fromkeys((*_ANY_OPERATION, *(BODY_REFUSALS if body is not None else ()))) | dict(answers)
@@ -141,7 +169,10 @@ def described(
         describe_headers(responses[200], ["ETag"])
     extra: dict[str, Any] = {_CARRIED: carried}
     if body is not None:
-        extra["requestBody"] = {"required": True, "content": {JSON: {"schema": _schema(body, carried)}}}
+        content = {"schema": _schema(body, carried)} | (
+            {} if example is None else {"example": msgspec.to_builtins(example)}
+        )
+        extra["requestBody"] = {"required": True, "content": {JSON: content}}
     return {
         "responses": responses,
         "openapi_extra": extra,
@@ -178,7 +209,12 @@ def _meaning(status: int) -> str:
 
 
 def _problem_schema(type_: Any, carried: dict[str, Any]) -> dict[str, Any]:
-    return _PROBLEM_REF if type_ is None else {"allOf": [_PROBLEM_REF, _schema(type_, carried)]}
+    """Return the schema of a problem document. With more fields it has a name, which generators give to a type."""
+    if type_ is None:
+        return _PROBLEM_REF
+    name = f"{type_.__name__}Problem"
+    _merge(carried, {name: {"title": name, "allOf": [_PROBLEM_REF, _schema(type_, carried)]}})
+    return {"$ref": _REF.format(name=name)}
 
 
 def _schema(type_: Any, carried: dict[str, Any]) -> dict[str, Any]:
@@ -235,10 +271,11 @@ def operation_id(route: APIRoute) -> str:
     return route.name
 
 
-def install_openapi(app: FastAPI, *, token_is_optional: bool = False) -> None:
+def install_openapi(app: FastAPI, *, server: Mapping[str, str] | None = None, token_is_optional: bool = False) -> None:
     """Complete the document that `app.openapi()` returns, in an order that does not change.
 
-    What is under /v1/ takes a bearer token; `token_is_optional` says that requests without one are served as well.
+    `server` is where the service listens unless it is configured otherwise. What is under /v1/ takes a bearer token;
+    `token_is_optional` says that requests without one are served as well.
     """
     generate = app.openapi
 
@@ -252,6 +289,8 @@ def install_openapi(app: FastAPI, *, token_is_optional: bool = False) -> None:
             operation["summary"] = operation["operationId"].replace("_", " ").capitalize()
             if path.startswith("/v1/"):
                 operation["security"] = [{}, {"token": []}] if token_is_optional else [{"token": []}]
+        if server is not None:
+            document["servers"] = [dict(server)]
         components["headers"] = HEADERS
         components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         components["schemas"] = dict(sorted(schemas.items()))
@@ -267,8 +306,10 @@ def _operations(document: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, An
 
 
 def _spell_out(value: object) -> None:
-    """Add what generators of clients ask for: integers that may pass 32 bits have 64, and each array has items."""
+    """Add what generators of clients need: the type of each enumeration and array item, and the size of integers."""
     if isinstance(value, dict):
+        if isinstance(value.get("enum"), list) and all(isinstance(each, str) for each in value["enum"]):
+            value["type"] = "string"
         if value.get("type") == "array" and not value.keys() & {"items", "prefixItems"}:
             value["items"] = {}
         if value.get("type") == "integer" and value.get("maximum", INT32_MAX + 1) > INT32_MAX:

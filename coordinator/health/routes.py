@@ -4,17 +4,17 @@ from fastapi import APIRouter, Response
 
 from coordinator.state import CoordinatorDep
 from web.bodies import reply
-from web.health import Health, HealthStatus
+from web.health import Health, HealthStatus, Liveness
 from web.metrics import exposition
 from web.openapi import described
 
 router = APIRouter(tags=["health"])
 
 
-@router.get("/healthz")
+@router.get("/healthz", **described(answers={200: Liveness}))
 async def get_liveness() -> Response:
     """Answer as long as the process serves requests."""
-    return reply({"status": "ok"})
+    return reply(Liveness())
 
 
 @router.get("/readyz", **described(answers={200: Health, 503: Health}, plain=(503,)))
@@ -27,7 +27,7 @@ async def get_readiness(coordinator: CoordinatorDep) -> Response:
     return reply(found)
 
 
-@router.get("/metrics")
+@router.get("/metrics", **described(answers={200: None}, also=["text/plain"]))
 async def get_metrics(coordinator: CoordinatorDep) -> Response:
     """Return metrics in the format of Prometheus: this coordinator's own, and figures that one measured for all."""
     coordinator.metrics.streams.set(len(coordinator.hub))

@@ -17,6 +17,7 @@ from protocol.check import (
     HoldExtension,
     HoldRelease,
     HoldStatus,
+    Subject,
 )
 from regional_agent.admission.engine import resolve
 from regional_agent.agent import RegionalAgent
@@ -27,9 +28,9 @@ from regional_agent.http.schemas import BatchItems, check_response, hold_respons
 from regional_agent.http.workers import Workers
 from regional_agent.status import Status, status_of
 from web.bodies import read_body, read_parts, reply
-from web.health import Health, HealthStatus
+from web.health import Health, HealthStatus, Liveness
 from web.metrics import shown
-from web.openapi import described
+from web.openapi import RATE_LIMIT_HEADERS, described
 from web.request_ids import request_id_of
 
 HOT_PATHS = ("/v1/check", "/v1/check:batch")
@@ -67,7 +68,21 @@ services = APIRouter(tags=["services"], dependencies=[Depends(require_caller)])
 health = APIRouter(tags=["health"])
 
 
-@services.post(HOT_PATHS[0], **described(body=Check, answers={200: CheckAnswer, 429: CheckAnswer, 503: CheckAnswer}))
+EXPORT = Subject(tenant="acme", route="/v1/exports", method="POST")
+CHECK = Check(subject=EXPORT, cost=1, operation_id="order-17")
+HOLD = Hold(subject=EXPORT, units=40, ttl_ms=60_000, operation_id="render-17")
+RATE_LIMITS = {200: RATE_LIMIT_HEADERS, 429: RATE_LIMIT_HEADERS, 503: RATE_LIMIT_HEADERS}
+
+
+@services.post(
+    HOT_PATHS[0],
+    **described(
+        body=Check,
+        example=CHECK,
+        answers={200: CheckAnswer, 429: CheckAnswer, 503: CheckAnswer},
+        headers=RATE_LIMITS,
+    ),
+)
 async def check(request: Request, region: TheRegion) -> Response:
     """Decide whether a request may happen now, and consume its cost if it may."""
     body = await read_body(request, Check)
@@ -81,7 +96,9 @@ async def check(request: Request, region: TheRegion) -> Response:
     return Response(answer.body, answer.status, answer.headers, answer.media_type)
 
 
-@services.post(HOT_PATHS[1], **described(body=CheckBatch, answers={200: BatchAnswer}))
+@services.post(
+    HOT_PATHS[1], **described(body=CheckBatch, example=CheckBatch(checks=[CHECK]), answers={200: BatchAnswer})
+)
 async def check_batch(request: Request, region: TheRegion) -> Response:
     """Decide up to 1,000 checks in order, each as if it were sent alone.
 
@@ -98,7 +115,12 @@ async def check_batch(request: Request, region: TheRegion) -> Response:
 
 @services.post(
     "/v1/holds",
-    **described(body=Hold, answers={201: HoldAnswer, 429: CheckAnswer, 503: CheckAnswer}),
+    **described(
+        body=Hold,
+        example=HOLD,
+        answers={201: HoldAnswer, 429: CheckAnswer, 503: CheckAnswer},
+        headers={201 if status == 200 else status: names for status, names in RATE_LIMITS.items()},
+    ),
 )
 async def create_hold(request: Request, region: TheRegion) -> Response:
     """Reserve units for work whose cost is not known yet."""
@@ -119,7 +141,8 @@ async def get_hold(hold_id: HoldId, region: TheRegion) -> Response:
 
 
 @services.post(
-    "/v1/holds/{hold_id}:commit", **described(body=HoldCommit, answers={200: HoldStatus, 409: None, 503: None})
+    "/v1/holds/{hold_id}:commit",
+    **described(body=HoldCommit, example=HoldCommit(units=25), answers={200: HoldStatus, 409: None, 503: None}),
 )
 async def commit_hold(hold_id: HoldId, request: Request, region: TheRegion) -> Response:
     """Consume the units that were used, also beyond the hold, and release the rest. Another number later is refused."""
@@ -129,7 +152,10 @@ async def commit_hold(hold_id: HoldId, request: Request, region: TheRegion) -> R
 
 
 @services.post(
-    "/v1/holds/{hold_id}:extend", **described(body=HoldExtension, answers={200: HoldStatus, 409: None, 503: None})
+    "/v1/holds/{hold_id}:extend",
+    **described(
+        body=HoldExtension, example=HoldExtension(ttl_ms=60_000), answers={200: HoldStatus, 409: None, 503: None}
+    ),
 )
 async def extend_hold(hold_id: HoldId, request: Request, region: TheRegion) -> Response:
     """Extend a hold: it lasts at least so long from now on."""
@@ -152,10 +178,10 @@ async def get_status(region: TheRegion, workers: TheWorkers) -> Response:
     return reply(await status_of(region, await workers.health()))
 
 
-@health.get("/healthz")
+@health.get("/healthz", **described(answers={200: Liveness}))
 async def get_liveness() -> Response:
     """Report that the process is alive."""
-    return reply({"status": "ok"})
+    return reply(Liveness())
 
 
 @health.get("/readyz", **described(answers={200: Health, 503: Health}, plain=(503,)))
@@ -166,7 +192,7 @@ async def get_readiness(workers: TheWorkers) -> Response:
     return reply(found) if is_ready else reply(found, 503, headers={"Retry-After": "1"})
 
 
-@health.get("/metrics", dependencies=[Depends(require_caller)])
+@health.get("/metrics", dependencies=[Depends(require_caller)], **described(answers={200: None}, also=["text/plain"]))
 async def get_metrics(workers: TheWorkers) -> Response:
     """Return metrics in the format of Prometheus."""
     return shown(await workers.metrics())

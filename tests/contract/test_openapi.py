@@ -2,13 +2,17 @@
 
 import json
 import re
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
 import coordinator.openapi
 import regional_agent.openapi
+from protocol.check import Check, CheckBatch, Hold
+from protocol.problems import PROBLEMS
 
 DOORS = {
     coordinator.openapi: {
@@ -111,6 +115,7 @@ DOORS = {
     },
 }
 
+SERVERS = {coordinator.openapi: "http://127.0.0.1:8400", regional_agent.openapi: "http://127.0.0.1:8411"}
 each_service = pytest.mark.parametrize("service", DOORS, ids=lambda service: service.__name__.partition(".")[0])
 
 
@@ -163,3 +168,49 @@ def test_every_operation_is_fit_for_a_generated_client(service: ModuleType) -> N
         for status, answer in operation["responses"].items():
             if " /v1/" in name:
                 assert "X-Request-Id" in answer["headers"], (name, status)
+
+
+@each_service
+def test_types_are_as_wide_and_as_named_as_generated_clients_need(service: ModuleType) -> None:
+    document = json.loads(service.document())
+    assert [server["url"] for server in document["servers"]] == [SERVERS[service]]
+    for path, value in _nested(document, "#"):
+        if value.get("type") == "integer" and value.get("maximum", 2**31) >= 2**31:
+            assert value.get("format") == "int64", path
+        if isinstance(value.get("enum"), list):
+            assert value.get("type") in ("string", "integer"), f"{path}: generators make `any` of it"
+    for name, operation in operations(service).items():
+        for status, answer in operation["responses"].items():
+            for content in answer.get("content", {}).values():
+                assert "allOf" not in content.get("schema", {}), f"{name} {status}: a type without a name"
+
+
+def _nested(value: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(value, dict):
+        yield path, value
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from _nested(each, f"{path}/{key}")
+
+
+def test_checks_and_holds_show_their_headers_and_an_example_that_is_valid() -> None:
+    found = operations(regional_agent.openapi)
+    bodies = {"POST /v1/check": Check, "POST /v1/check:batch": CheckBatch, "POST /v1/holds": Hold}
+    for name, body in bodies.items():
+        msgspec.convert(found[name]["requestBody"]["content"]["application/json"]["example"], body)
+    for name, admitted in (("POST /v1/check", "200"), ("POST /v1/holds", "201")):
+        for status in (admitted, "429", "503"):
+            headers = found[name]["responses"][status]["headers"].keys()
+            assert {"RateLimit", "RateLimit-Policy", "X-RateLimit-Limit"} <= headers, (name, status)
+            assert ("Retry-After" in headers) is (status != admitted)
+
+
+def test_every_kind_of_problem_is_named() -> None:
+    problem = json.loads(regional_agent.openapi.document())["components"]["schemas"]["Problem"]
+    assert problem["properties"]["type"]["examples"] == sorted(f"/problems/{slug}" for slug in PROBLEMS)
+
+
+@each_service
+def test_readiness_describes_its_refusal(service: ModuleType) -> None:
+    refusal = operations(service)["GET /readyz"]["responses"]["503"]
+    assert refusal["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Health"}
+    assert "Retry-After" in refusal["headers"]
