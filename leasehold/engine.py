@@ -10,7 +10,7 @@ it sends a last exchange with the rest.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cached_property, partial
 from http import HTTPStatus
@@ -148,7 +148,7 @@ class Engine(AsyncLimiter):
             raise _rejection(problem) from None
 
     def _plan(self, subject: Subject, cost: int | None, operation_id: str | None, mode: Mode) -> CheckPlan:
-        key = (*subject.items(), cost, type(cost), operation_id, mode)
+        key = (*_items(subject), cost, type(cost), operation_id, mode)
         try:
             plan = self._plans.find(key)
         except TypeError:  # a value is not text: `_check` rejects it by its name
@@ -184,6 +184,14 @@ class _Headers(Mapping[str, str]):
 
     def __repr__(self) -> str:
         return repr(self._headers)
+
+
+def _items(subject: Subject) -> Iterable[object]:
+    """Return the fields of a subject as values that can be a key of a dict."""
+    labels = subject.get("labels")
+    if not isinstance(labels, Mapping):
+        return subject.items()
+    return (*((name, value) for name, value in subject.items() if name != "labels"), tuple(labels.items()))
 
 
 def _decision(verdict: Verdict) -> Decision:

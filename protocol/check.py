@@ -8,13 +8,19 @@ from msgspec import Meta, Struct
 from protocol.units import PositiveUnits, Units
 
 MAX_BATCH = 1000
+MAX_VALUE_LENGTH = 256  # of a subject's field
+MAX_LABELS = 16
+LABEL_PATTERN = r"^[a-z][a-z0-9_]{0,31}$"
 MOST_HOLD_MS = 24 * 3600 * 1000
 
-SubjectValue = Annotated[str, Meta(min_length=1, max_length=256)]
+SubjectValue = Annotated[str, Meta(min_length=1, max_length=MAX_VALUE_LENGTH)]
 HoldMilliseconds = Annotated[int, Meta(ge=1, le=MOST_HOLD_MS, description="a duration in milliseconds")]
+LabelName = Annotated[str, Meta(pattern=LABEL_PATTERN, description="lower case letters, digits and _")]
+Labels = Annotated[dict[LabelName, SubjectValue], Meta(max_length=MAX_LABELS)]
 OperationId = Annotated[str, Meta(min_length=1, max_length=128)]
 Mode = Literal["enforce", "peek", "adjust"]
 FailureMode = Literal["open", "closed", "local"]
+UnmatchedAnswer = Literal["warn", "deny"]
 
 
 class DenialCause(StrEnum):
@@ -50,6 +56,7 @@ class Subject(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     ip: SubjectValue | None = None
     route: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     method: Annotated[str, Meta(min_length=1, max_length=16)] | None = None
+    labels: Labels | None = None  # the service's own fields, such as {"model": "large"}
 
 
 class Check(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -109,6 +116,7 @@ class CheckAnswer(Struct, frozen=True, kw_only=True, gc=False):
     denied_by: str | None
     retry_after_ms: int | None
     blocked_by: BlockField | None = None  # the field of the block that denies the request, before any policy
+    unmatched: UnmatchedAnswer | None = None  # no enforced policy matches, and the limits document warns or denies
 
 
 class BatchItem(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -16,6 +16,7 @@ def denial_of(answer: CheckAnswer, path: str, request_id: str) -> Denial:
         denied_by=answer.denied_by,
         retry_after_ms=answer.retry_after_ms,
         blocked_by=answer.blocked_by,
+        unmatched=answer.unmatched,
         type=f"/problems/{slug}",
         title=kind.title,
         status=kind.status,
@@ -32,6 +33,8 @@ def status_of_answer(answer: CheckAnswer) -> int:
 def _slug_of_denial(answer: CheckAnswer) -> str:
     if answer.blocked_by is not None:
         return "blocked"
+    if answer.unmatched is not None:
+        return "unmatched"
     cause = cause_of_denial(answer)
     if answer.degraded == "closed":
         return "coordinator-unavailable" if cause is DenialCause.CUT_OFF else "store-unavailable"
@@ -59,6 +62,8 @@ _REASONS: Mapping[DenialCause | None, str] = {
 def _detail_of_denial(answer: CheckAnswer) -> str:
     if answer.blocked_by is not None:
         return f"a block on its {answer.blocked_by} denies this request, whatever its quotas"
+    if answer.unmatched is not None:
+        return "no policy matches this request, and the limits document denies such requests (unmatched: deny)"
     cause = cause_of_denial(answer)
     if answer.degraded == "closed":
         server = (

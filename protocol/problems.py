@@ -145,6 +145,12 @@ PROBLEMS: dict[str, ProblemKind] = {
     "blocked": ProblemKind(
         429, "Blocked", "The subject is on the block list. `blocked_by` names the field that is blocked."
     ),
+    "unmatched": ProblemKind(
+        429,
+        "No policy matches",
+        "No policy matches the request, and the limits document has `unmatched: deny`. Add a policy, or send another"
+        " route.",
+    ),
     "headers-too-large": ProblemKind(
         431, "Headers too large", "Request line and headers together are larger than this server accepts."
     ),

@@ -33,6 +33,7 @@ class CheckCounts(Collector):
 
     def __init__(self) -> None:
         self.counts: dict[str, defaultdict[tuple[str, str], int]] = {answer: defaultdict(int) for answer in ANSWERS}
+        self.unmatched: defaultdict[str, int] = defaultdict(int)  # by route class
         self.seconds = Durations(CHECK_BUCKETS_S)
 
     def note(self, answers: Iterable[PolicyAnswer]) -> None:
@@ -49,6 +50,12 @@ class CheckCounts(Collector):
             for (policy, reason), count in counts.items():
                 checks.add_metric((policy, answer, reason), count)
         yield checks
+        unmatched = CounterMetricFamily(
+            "leasehold_unmatched_checks", "Checks that no enforced policy matches.", labels=("route_class",)
+        )
+        for route_class, count in self.unmatched.items():
+            unmatched.add_metric((route_class,), count)
+        yield unmatched
         seconds = HistogramMetricFamily(
             "leasehold_check_duration_seconds", "Time to decide a check, including waits for a lease.", labels=()
         )

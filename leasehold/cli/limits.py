@@ -150,5 +150,5 @@ def _limit(quota: dict[str, Any]) -> str:
 def _matched(policy: dict[str, Any]) -> str:
     match = policy["match"]
     method = match["method"] if isinstance(match["method"], str) else "|".join(match["method"])
-    rest = [f"{name} {match[name]}" for name in ("route_class", "ip") if match.get(name)]
+    rest = [f"{name} {match[name]}" for name in ("route_class", "ip", "labels") if match.get(name)]
     return " ".join([*([] if method == "*" else [method]), match["route"], *rest])

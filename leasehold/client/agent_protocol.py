@@ -22,7 +22,7 @@ from protocol.check import BatchAnswer, CheckAnswer, DenialCause, Mode, PolicyAn
 from protocol.circuit_breaker import CircuitBreaker
 
 T = TypeVar("T")
-Subject = Mapping[str, str]
+Subject = Mapping[str, str | Mapping[str, str]]  # only `labels` is a mapping
 OnFailure = Literal["closed", "open", "raise"]
 
 LONGEST_PAUSE_S = 60.0
@@ -125,6 +125,7 @@ def decision_of(answer: CheckAnswer, headers: Mapping[str, str]) -> Decision:
         denied_by=answer.denied_by,
         retry_after_ms=answer.retry_after_ms,
         blocked_by=answer.blocked_by,
+        unmatched=answer.unmatched,
         headers=headers,
     )
 

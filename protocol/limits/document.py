@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
+from protocol.check import LABEL_PATTERN, MAX_LABELS
 from protocol.identifiers import Name
 from protocol.limits.rates import WINDOWS, RateAlgorithm, Sharing, parse_duration_ms
 from protocol.units import MAX_UNITS, Milliseconds, PositiveUnits, Units
@@ -27,7 +28,10 @@ MAX_NETWORKS = 1000  # of a policy
 MAX_THRESHOLDS = 20  # of a quota
 MAX_PERCENT = 1000
 # The fields that policies count by. `ip_prefix`, `route_class` and `plan` are derived from address, route and tenant.
+# Labels are named `labels.model`, and there may be any.
 SUBJECT_FIELDS = ("tenant", "user", "api_key", "ip", "ip_prefix", "route", "method", "route_class", "plan")
+LABEL_PREFIX = "labels."
+MAX_LABEL_VALUES = 100  # of a label that a policy matches
 USAGE_FIELDS = ("api_key", "route_class")  # the dimensions that usage may have besides quota, region and policy
 OTHER_CLASSES = "*"  # in a cost table: all route classes that it does not name
 OTHER_PLANS = "*"  # in a limit by plan: all plans that it does not name, and tenants without a plan
@@ -148,6 +152,24 @@ Quota = AllowanceQuota | RateQuota | ConcurrencyQuota
 SharedQuota = RateQuota | ConcurrencyQuota
 
 
+class Unmatched(StrEnum):
+    """What is answered to a request that no enforced policy matches."""
+
+    ALLOW = "allow"
+    WARN = "warn"  # allow it, with a field, a header and a line in the log
+    DENY = "deny"
+
+
+class RouteRules(DocumentPart, frozen=True):
+    """How routes are normalised before they are compared or counted by, in policies and in requests alike."""
+
+    trailing_slash: Literal["ignore", "keep"] = "ignore"  # ignore: `/x/` is `/x`
+    case: Literal["keep", "ignore"] = "keep"  # ignore: `/X` is `/x`
+    query: Literal["drop", "keep"] = "drop"  # drop: what follows a `?` or `#` does not count
+    merge_slashes: bool = True  # `//x` is `/x`
+    percent: Literal["decode_unreserved", "keep"] = "decode_unreserved"  # `%65` is `e`, and `%2f` is `%2F`
+
+
 class RouteMatch(DocumentPart, frozen=True):
     """Matches requests by route and method. A `*` at the end of a route matches any rest; within it, one segment."""
 
@@ -156,13 +178,14 @@ class RouteMatch(DocumentPart, frozen=True):
 
     @property
     def methods(self) -> frozenset[str]:
-        """The methods that match; empty if every method does."""
-        if self.method == "*":
-            return frozenset()
-        return frozenset([self.method] if isinstance(self.method, str) else self.method)
+        """The methods that match, in capitals; empty if every method does."""
+        return frozenset() if self.method == "*" else frozenset(map(str.upper, as_list(self.method)))
 
 
 RouteClass = Annotated[list[RouteMatch], Meta(max_length=MAX_ROUTES)]
+
+
+LabelValues = str | Annotated[list[str], Meta(min_length=1, max_length=MAX_LABEL_VALUES)]
 
 
 class Match(RouteMatch, frozen=True):
@@ -170,6 +193,7 @@ class Match(RouteMatch, frozen=True):
 
     route_class: str | list[str] | None = None
     ip: str | Annotated[list[str], Meta(min_length=1, max_length=MAX_NETWORKS)] | None = None
+    labels: Annotated[dict[str, LabelValues], Meta(max_length=MAX_LABELS)] = {}
 
 
 class IpPrefix(DocumentPart, frozen=True):
@@ -204,6 +228,8 @@ class LimitsDocument(DocumentPart, frozen=True):
     default_plan: str | None = None
     route_classes: Annotated[dict[str, RouteClass], Meta(max_length=MAX_ROUTE_CLASSES)] = {}
     cost_tables: Annotated[dict[str, Costs], Meta(max_length=MAX_ROUTE_CLASSES)] = {}
+    routes: RouteRules = RouteRules()
+    unmatched: Unmatched = Unmatched.ALLOW
 
 
 class OverrideTerm(Struct, frozen=True, kw_only=True):
@@ -343,6 +369,14 @@ def costs_of(document: LimitsDocument, policy: PolicySpec) -> Costs:
         return {OTHER_CLASSES: cost}
     table = document.cost_tables[cost] if isinstance(cost, str) else cost
     return {OTHER_CLASSES: 1} | table
+
+
+def is_label(field: str) -> bool:
+    """Return whether a field that policies count by is a label, such as `labels.model`."""
+    return field.startswith(LABEL_PREFIX) and _LABEL_NAME.fullmatch(field.removeprefix(LABEL_PREFIX)) is not None
+
+
+_LABEL_NAME = re.compile(LABEL_PATTERN)
 
 
 def as_list(value: str | list[str] | None) -> list[str]:

@@ -68,9 +68,6 @@ def window_of(each: PolicyCharge) -> Window:
     return Window(each.policy.window_s)
 
 
-NO_POLICY_MATCHES = Verdict(answer_of(True, None, []), [])
-
-
 class PolicyAnswers:
     """Puts a policy's decision by the store into the words of the API."""
 

@@ -11,11 +11,10 @@ from prometheus_client import CollectorRegistry, Counter
 
 from protocol.check import CheckAnswer, cause_of_denial
 from protocol.denials import status_of_answer
+from regional_agent.admission.log_windows import LogWindows
 
 log = structlog.get_logger()
 
-LINES = 5  # for each reason
-WINDOW_MS = 10_000
 HASH_BYTES = 6
 
 
@@ -27,17 +26,13 @@ class DecisionLog:
             ["reason"],
             registry=registry,
         )
-        self._windows: dict[str, _Window] = {}
+        self._windows = LogWindows()
 
     def note(self, subject: Mapping[str, str], answer: CheckAnswer, now_ms: int) -> None:
         """Log a denial, unless enough of the same reason were logged lately. There are few reasons."""
         reason = "blocked" if answer.blocked_by is not None else str(cause_of_denial(answer) or "unknown")
-        window = self._windows.get(reason)
-        if window is None or now_ms >= window.began_ms + WINDOW_MS:
-            suppressed = 0 if window is None else window.noted - min(window.noted, LINES)
-            window = self._windows[reason] = _Window(now_ms, suppressed)
-        window.noted += 1
-        if window.noted > LINES:
+        suppressed = self._windows.note(reason, now_ms)
+        if suppressed is None:
             self._suppressed.labels(reason).inc()
             return
         denying = next((each for each in answer.policies if each.policy == answer.denied_by), None)
@@ -50,17 +45,8 @@ class DecisionLog:
             degraded=answer.degraded,
             remaining=None if denying is None else denying.remaining,
             retry_after_ms=answer.retry_after_ms,
-            suppressed=window.suppressed_before,
+            suppressed=suppressed,
         )
-
-
-class _Window:
-    __slots__ = ("began_ms", "noted", "suppressed_before")
-
-    def __init__(self, began_ms: int, suppressed_before: int) -> None:
-        self.began_ms = began_ms
-        self.noted = 0
-        self.suppressed_before = suppressed_before  # in the window before
 
 
 def tenant_hash(tenant: str | None) -> str | None:

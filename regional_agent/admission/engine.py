@@ -15,7 +15,7 @@ from protocol.check import Check, CheckAnswer, DenialCause, Hold
 from protocol.clock import Clock
 from protocol.limits.rates import SLICED
 from protocol.outcomes import DenialReason
-from regional_agent.admission.answers import NO_POLICY_MATCHES, PolicyAnswers, Verdict, answer_of
+from regional_agent.admission.answers import PolicyAnswers, Verdict, answer_of
 from regional_agent.admission.blocks import Blocked, Blocks
 from regional_agent.admission.denial_cache import DenialCache
 from regional_agent.admission.pending_check import Caller, PendingCheck
@@ -25,6 +25,7 @@ from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.admission.rules.modes import BEYOND_LIMITS, LOOKS
 from regional_agent.admission.rules.slices import HOT
 from regional_agent.admission.token_slices import TokenSlices
+from regional_agent.admission.unmatched import UnmatchedRequests
 from regional_agent.admission.waiting import CoordinatorNotReached, WaitForUnits
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.quotas import Quotas
@@ -101,6 +102,7 @@ class AdmissionEngine:
         self._clock = clock
         self._fallback = fallback
         self._answers = PolicyAnswers(quotas, clock)
+        self._unmatched = UnmatchedRequests(metrics.checks, clock)
         self._waiting = WaitForUnits(quotas, metrics, clock, self._decide_once)
         self._last: PendingCheck | None = None
         self.denials = DenialCache(epochs, share_loop)
@@ -158,8 +160,8 @@ class AdmissionEngine:
             journaled = self._fallback.find_operation(policy_charges, request)
             if journaled is not None:
                 return _verdict_of(plan, journaled)
-        if not policy_charges:
-            return NO_POLICY_MATCHES
+        if plan.unmatched is not None and (verdict := self._unmatched.decide(plan)) is not None:
+            return verdict
         now_ms = self._clock.monotonic_ms()
         if self._slices.held and (sliced := self._slices.decide(policy_charges, request, now_ms)) is not None:
             return self._verdict(plan, sliced)
@@ -336,6 +338,8 @@ class AdmissionEngine:
         if not plan.is_subrequest:
             self._metrics.checks.note(answers)
         answer = answer_of(decision.allowed, None, answers)
+        if plan.unmatched is not None:
+            answer = self._unmatched.note(plan, answer)
         if not answer.allowed and not plan.is_subrequest:
             self._log_denial(plan, answer)
         return Verdict(answer, plan.policy_charges, decision.hold)
@@ -351,6 +355,8 @@ class AdmissionEngine:
 
     def _fallback_verdict(self, plan: CheckPlan, answer: CheckAnswer | Exception) -> Verdict | Exception:
         if isinstance(answer, CheckAnswer) and not plan.is_subrequest:
+            if plan.unmatched is not None:
+                answer = self._unmatched.note(plan, answer)
             self._metrics.checks.note(answer.policies)
             self._log_denial(plan, answer)
         return _verdict_of(plan, answer)

@@ -7,9 +7,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from protocol.check import Check, Hold
-from protocol.limits.document import AllowanceQuota
+from protocol.limits.document import LABEL_PREFIX, AllowanceQuota
 from regional_agent.admission.blocks import Blocked
-from regional_agent.admission.policies import HoldNeeded, Policies, PolicyCharge, Subject, digest
+from regional_agent.admission.policies import (
+    HoldNeeded,
+    Policies,
+    PolicyCharge,
+    Subject,
+    UnmatchedRequest,
+    digest,
+)
 from regional_agent.admission.rules.ceilings import AboveCeiling, allowance_ceiling, rate_ceiling
 from regional_agent.admission.rules.hold_ids import HoldId
 from regional_agent.admission.rules.modes import LOOKS
@@ -26,6 +33,7 @@ class CheckPlan(Struct, frozen=True, eq=False, gc=False):
     policy_charges: list[PolicyCharge]
     request: StoreRequest
     blocked: Blocked | None = None  # then the rest is empty
+    unmatched: UnmatchedRequest | None = None  # where no enforced policy matches
     hold_ms: int | None = None  # of a hold: how long it lasts
     sibling_holds: tuple[HoldId, ...] = ()  # what is set aside for the same request in other cells
     is_subrequest: bool = False  # one cell's part of a request over several cells, whose answer is not known yet
@@ -42,7 +50,11 @@ class CheckPlan(Struct, frozen=True, eq=False, gc=False):
 
 
 def subject_of(check: Check) -> Subject:
+    """Return the fields that policies read; a label is a field such as `labels.model`."""
     subject: Subject = msgspec.to_builtins(check.subject)
+    if check.subject.labels is not None:
+        del subject["labels"]
+        subject |= {LABEL_PREFIX + name: value for name, value in check.subject.labels.items()}
     return subject
 
 
@@ -58,7 +70,10 @@ def plan_request(policies: Policies, check: Check, subject: Subject, adjust_ceil
     request = StoreRequest(
         check.mode, tuple([each.charge for each in policy_charges]), _operation(check, subject, policy_charges)
     )
-    return CheckPlan(subject, policy_charges, request)
+    for each in policy_charges:
+        if not each.policy.is_shadow:
+            return CheckPlan(subject, policy_charges, request)
+    return CheckPlan(subject, policy_charges, request, unmatched=policies.unmatched(subject))
 
 
 def require_no_slots(plan: CheckPlan, mode: str) -> None:

@@ -20,6 +20,7 @@ from protocol.addresses import Network, parse_network
 from protocol.clock import SystemClock
 from protocol.identifiers import ESCAPE, MAX_QUOTA_KEY_LENGTH, parse_quota_key, quota_key, wider_keys
 from protocol.limits.document import (
+    LABEL_PREFIX,
     OTHER_CLASSES,
     Alignment,
     AllowanceQuota,
@@ -35,14 +36,17 @@ from protocol.limits.document import (
     Quota,
     RateQuota,
     SharedQuota,
+    Unmatched,
     as_list,
     costs_of,
+    is_label,
     limit_of,
     mode_of,
     sharing_of,
     slot_ttl_ms,
 )
 from protocol.limits.rates import SLICED, Rate, Sharing, base_rate, base_slots, parse_duration_ms, parse_rate, share_of
+from protocol.limits.routes import RouteNormalizer
 from protocol.limits.windows import DAY_MS, CalendarWindow, calendar_window
 from regional_agent.admission.key_states import KeyState, KeyStates
 from regional_agent.admission.rules.generational_cache import GenerationalCache
@@ -55,6 +59,7 @@ from regional_agent.admission.rules.subjects import (
     InvalidSubjectValue,
     RouteClasses,
     check_values,
+    has_labels,
     is_within,
     usage_dimensions,
     value_of,
@@ -89,6 +94,7 @@ class CompiledPolicy:
     methods: frozenset[str]  # empty: every method
     route_classes: frozenset[str]  # empty: every class, and no class
     networks: tuple[Network, ...]  # empty: every address, and no address
+    labels: tuple[tuple[str, frozenset[str]], ...]  # each of them has one of these values
     costs: Costs  # by route class
     is_plain: bool  # all fields that it counts by are plain fields of the subject
     wait_ms: int
@@ -133,12 +139,29 @@ class CompiledPolicy:
         return usage_dimensions(self.spec.name, self.spec.usage_by, subject, route_class)
 
 
+NORMAL: Subject = {}
+
+
+def _spelt(route: str, method: str) -> Subject:
+    return {name: value for name, value in (("route", route), ("method", method)) if value}
+
+
 class RoutePolicies(NamedTuple):
     """What route and method alone decide."""
 
     route_class: str
     policies: list[CompiledPolicy]
-    has_networks: bool  # some apply only to certain addresses
+    is_conditional: bool  # some apply only to certain addresses or labels
+    normal: Subject  # route and method in their normal form, where the request spells them otherwise
+
+
+class UnmatchedRequest(NamedTuple):
+    """A request that no enforced policy matches, and what the document says of such requests."""
+
+    answer: Unmatched
+    route_class: str
+    route: str
+    method: str
 
 
 class PolicyCharge(Struct, frozen=True, eq=False, gc=False):
@@ -172,8 +195,11 @@ class Policies:
         self._keys = keys if keys is not None else KeyStates(SystemClock())
         self.version = bundle.version
         self._bundle = bundle
-        self._routes = Routes((policy.spec.match.route, policy) for policy in _compiled(bundle.document))
-        self._classes = RouteClasses(bundle.document.route_classes)
+        self._normalizer = RouteNormalizer(bundle.document.routes)
+        self._routes = Routes(
+            (self._normalizer.pattern(policy.spec.match.route), policy) for policy in _compiled(bundle.document)
+        )
+        self._classes = RouteClasses(bundle.document.route_classes, self._normalizer)
         self._has_others = bundle.weight < bundle.total_weight
         self._matches: GenerationalCache[tuple[str, str], RoutePolicies] = GenerationalCache(MAX_ROUTES)
         self._limits: dict[tuple[str, str | None], int | Rate] = {}
@@ -183,7 +209,7 @@ class Policies:
 
     def match(self, subject: Subject) -> list[CompiledPolicy]:
         """Return the policies that a request meets, in the document's order for each kind of route."""
-        return _within_network(self._match_route(subject), subject)
+        return _meeting_conditions(self._match_route(subject), subject)
 
     def _match_route(self, subject: Subject) -> RoutePolicies:
         route = subject.get("route", ""), subject.get("method", "")
@@ -193,28 +219,41 @@ class Policies:
             self._matches.put(route, match)
         return match
 
-    def _find_policies(self, route: str, method: str) -> RoutePolicies:
-        route_class = self._classes.of(route, method)
-        by_wildcard = sorted(self._routes.by_wildcard(route), key=lambda policy: policy.place)
+    def _find_policies(self, written_route: str, written_method: str) -> RoutePolicies:
+        route, method = self._normalizer.normalize(written_route), written_method.upper()
+        is_normal = route == written_route and method == written_method
+        match_form = self._normalizer.match_form(route)
+        route_class = self._classes.of(match_form, method)
+        by_wildcard = sorted(self._routes.by_wildcard(match_form), key=lambda policy: policy.place)
         found = [
             policy
-            for policy in (*self._routes.exactly(route), *by_wildcard)
+            for policy in (*self._routes.exactly(match_form), *by_wildcard)
             if (not policy.methods or method in policy.methods)
             and (not policy.route_classes or route_class in policy.route_classes)
         ]
-        return RoutePolicies(route_class, found, any(policy.networks for policy in found))
+        is_conditional = any(policy.networks or policy.labels for policy in found)
+        return RoutePolicies(route_class, found, is_conditional, NORMAL if is_normal else _spelt(route, method))
 
     def charges_for(self, subject: Subject, cost: int | None) -> list[PolicyCharge]:
         """Return what each policy that the request meets charges. Shadows ignore a subject that they cannot read."""
         match, charges = self._match_route(subject), []
+        if match.normal:
+            subject = subject | match.normal
         plan = self._plan_of(subject)
-        for policy in _within_network(match, subject):
+        for policy in _meeting_conditions(match, subject):
             try:
                 charges.append(self._charge(policy, subject, match.route_class, plan, cost))
             except (UnknownSubjectField, InvalidAddress, InvalidSubjectValue):
                 if not policy.is_shadow:
                     raise
         return charges
+
+    def unmatched(self, subject: Subject) -> UnmatchedRequest:
+        """Return the request as one that no enforced policy matches."""
+        match = self._match_route(subject)
+        subject = subject | match.normal
+        answer = self._bundle.document.unmatched
+        return UnmatchedRequest(answer, match.route_class, subject.get("route", ""), subject.get("method", ""))
 
     def _charge(
         self, policy: CompiledPolicy, subject: Subject, route_class: str, plan: str | None, cost: int | None
@@ -311,11 +350,16 @@ class Policies:
         return limit if isinstance(limit, int) else 0
 
 
-def _within_network(match: RoutePolicies, subject: Subject) -> list[CompiledPolicy]:
-    """Leave out policies for other addresses than the request's."""
-    if not match.has_networks:
+def _meeting_conditions(match: RoutePolicies, subject: Subject) -> list[CompiledPolicy]:
+    """Leave out policies for other addresses and labels than the request's."""
+    if not match.is_conditional:
         return match.policies
-    return [policy for policy in match.policies if not policy.networks or _is_within(subject, policy)]
+    return [
+        policy
+        for policy in match.policies
+        if (not policy.labels or has_labels(subject, policy.labels))
+        and (not policy.networks or _is_within(subject, policy))
+    ]
 
 
 def _is_within(subject: Subject, policy: CompiledPolicy) -> bool:
@@ -376,8 +420,9 @@ def _compile(place: int, policy: PolicySpec, quota: Quota, costs: Costs) -> Comp
         methods=match.methods,
         route_classes=frozenset(as_list(match.route_class)),
         networks=tuple(parse_network(text) for text in as_list(match.ip)),
+        labels=tuple((LABEL_PREFIX + name, frozenset(as_list(values))) for name, values in match.labels.items()),
         costs=costs,
-        is_plain=PLAIN_FIELDS.issuperset(policy.by),
+        is_plain=all(field in PLAIN_FIELDS or is_label(field) for field in policy.by),
         wait_ms=parse_duration_ms(policy.wait),
         may_slice=isinstance(quota, RateQuota) and quota.slices and quota.algorithm in SLICED and not policy.shadow,
         is_shadow=policy.shadow,

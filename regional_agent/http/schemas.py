@@ -46,17 +46,25 @@ def hold_response(verdict: Verdict, hold: Hold, path: str, request_id: str, seal
         degraded=answer.degraded,
         policies=answer.policies,
     )
-    return HttpAnswer(201, "application/json", headers_of(answer.policies, verdict.windows), _encode(body))
+    return HttpAnswer(201, "application/json", headers_on(verdict), _encode(body))
 
 
 def check_response(verdict: Verdict, path: str, request_id: str) -> HttpAnswer:
     answer = verdict.answer
-    headers = headers_of(answer.policies, verdict.windows)
+    headers = headers_on(verdict)
     if answer.allowed:
         return HttpAnswer(200, "application/json", headers, _encode(answer))
     headers |= retry_after_header(answer.retry_after_ms, random.random())  # noqa: S311  (it spreads a herd, no more)
     denial = denial_of(answer, path, request_id)
     return HttpAnswer(denial.status, MEDIA_TYPE, headers, _encode(denial))
+
+
+def headers_on(verdict: Verdict) -> dict[str, str]:
+    """Return the headers of a verdict, without Retry-After."""
+    headers = headers_of(verdict.answer.policies, verdict.windows)
+    if verdict.answer.unmatched is not None:
+        headers["Leasehold-Unmatched"] = verdict.answer.unmatched
+    return headers
 
 
 MAX_HEADER_INTEGER = 999_999_999_999_999  # of structured fields (RFC 9651)

@@ -5,16 +5,18 @@ enforced. The types of the document (protocol/limits/document.py) have refused u
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from protocol.addresses import parse_network
+from protocol.check import MAX_VALUE_LENGTH
 from protocol.identifiers import is_name
 from protocol.limits.document import (
     ALL,
     DEFAULT_HORIZON,
     DEFAULT_REPORT_WITHIN,
     HARD,
+    LABEL_PREFIX,
     LONGEST_REPORT_WITHIN_MS,
     OTHER_CLASSES,
     OTHER_PLANS,
@@ -27,6 +29,7 @@ from protocol.limits.document import (
     ConcurrencyQuota,
     Costs,
     HoldExpiry,
+    LabelValues,
     Limit,
     LimitsDocument,
     LimitValue,
@@ -37,11 +40,14 @@ from protocol.limits.document import (
     Portion,
     Quota,
     RateQuota,
+    RouteRules,
     StoreFailure,
     as_list,
+    is_label,
     parse_portion,
 )
 from protocol.limits.rates import WINDOWS, RateAlgorithm, Sharing, parse_duration_ms, parse_rate
+from protocol.limits.routes import has_dot_segments, split_query
 from protocol.units import MAX_UNITS
 from protocol.zones import why_not_for_periods
 
@@ -93,7 +99,7 @@ def _faults_of_classes(document: LimitsDocument) -> Iterator[DocumentFault]:
         if not routes:
             yield DocumentFault(where, "required", "a route class has at least one route")
         for index, each in enumerate(routes):
-            yield from _faults_of_route(f"{where}[{index}].route", each.route)
+            yield from _faults_of_route(document.routes, f"{where}[{index}].route", each.route)
             yield from _faults_of_method(f"{where}[{index}].method", each.method)
     for name, table in document.cost_tables.items():
         if not is_name(name):
@@ -285,13 +291,14 @@ def _faults_of_policy(document: LimitsDocument, index: int, policy: PolicySpec) 
     if quota is None:
         yield DocumentFault(f"{where}.quota", "known", f"there is no quota {policy.quota!r}")
     for place, field in enumerate(policy.by):
-        if field not in SUBJECT_FIELDS:
-            yield DocumentFault(f"{where}.by[{place}]", "known", f"{field!r} is none of {', '.join(SUBJECT_FIELDS)}")
+        if field not in SUBJECT_FIELDS and not is_label(field):
+            known = f"{', '.join(SUBJECT_FIELDS)}, or a label such as labels.model"
+            yield DocumentFault(f"{where}.by[{place}]", "known", f"{field!r} is none of {known}")
         if field in policy.by[:place]:
             yield DocumentFault(f"{where}.by[{place}]", "unique", f"{field!r} is named twice")
     yield from _faults_of_usage(where, policy, quota)
     yield from _faults_of_duration(f"{where}.wait", policy.wait)
-    yield from _faults_of_route(f"{where}.match.route", policy.match.route)
+    yield from _faults_of_route(document.routes, f"{where}.match.route", policy.match.route)
     yield from _faults_of_method(f"{where}.match.method", policy.match.method)
     yield from _faults_of_match(document, f"{where}.match", policy.match)
     yield from _faults_of_cost(document, f"{where}.cost", policy.cost)
@@ -347,6 +354,18 @@ def _faults_of_match(document: LimitsDocument, where: str, match: Match) -> Iter
             parse_network(text)
         except ValueError as error:
             yield DocumentFault(_item(where, "ip", match.ip, place), "network", f"{error}; write it as 10.0.0.0/8")
+    yield from _faults_of_labels(f"{where}.labels", match.labels)
+
+
+def _faults_of_labels(where: str, labels: Mapping[str, LabelValues]) -> Iterator[DocumentFault]:
+    for name, values in labels.items():
+        if not is_label(LABEL_PREFIX + name):
+            reason = "a label's name begins with a lower case letter and has at most 32 of a-z, 0-9 and _"
+            yield DocumentFault(f"{where}.{name}", "name", reason)
+        for place, value in enumerate(as_list(values)):
+            if not 1 <= len(value) <= MAX_VALUE_LENGTH:
+                field = f"{where}.{name}[{place}]" if isinstance(values, list) else f"{where}.{name}"
+                yield DocumentFault(field, "length", f"a label's value has 1 to {MAX_VALUE_LENGTH} characters")
 
 
 def _item(where: str, name: str, value: str | list[str] | None, place: int) -> str:
@@ -360,7 +379,7 @@ def _faults_of_cost(document: LimitsDocument, where: str, cost: int | str | Cost
         yield from _faults_of_costs(document, where, cost)
 
 
-def _faults_of_route(where: str, route: str) -> Iterator[DocumentFault]:
+def _faults_of_route(rules: RouteRules, where: str, route: str) -> Iterator[DocumentFault]:
     segments = route.removesuffix("*").split("/")
     if "**" in route or any("*" in segment and segment != "*" for segment in segments):
         yield DocumentFault(where, "wildcard", "a * is the last character, or a whole segment as in /v1/*/exports")
@@ -368,14 +387,19 @@ def _faults_of_route(where: str, route: str) -> Iterator[DocumentFault]:
         yield DocumentFault(where, "wildcard", f"a route has at most {MAX_WILDCARDS} of *")
     if route != "*" and not route.startswith("/"):
         yield DocumentFault(where, "path", "a route begins with /")
+    if has_dot_segments(route):
+        yield DocumentFault(where, "segments", "a route has no segments . and .., which are resolved in requests")
+    if rules.query == "drop" and split_query(route)[1]:
+        reason = "requests are matched without their query: leave it out, or write routes: {query: keep}"
+        yield DocumentFault(where, "query", reason)
 
 
 def _faults_of_method(where: str, method: str | list[str]) -> Iterator[DocumentFault]:
-    """Check methods. They are in capitals in requests: another spelling would match, and so limit, nothing."""
+    """Check methods, which are compared in capitals."""
     if method == []:
         yield DocumentFault(where, "required", "name a method, or * for all")
     for each in method if isinstance(method, list) else [method]:
-        if not _METHOD.fullmatch(each) and method != "*":
+        if not _METHOD.fullmatch(each.upper()) and method != "*":
             yield DocumentFault(where, "method", f"{each!r} is no method; write GET, or * for all")
 
 

@@ -10,6 +10,7 @@ import msgspec
 from protocol.addresses import Address, Network, parse_address, prefix_of
 from protocol.identifiers import MAX_QUOTA_KEY_LENGTH, quota_key
 from protocol.limits.document import IpPrefix, RouteClass
+from protocol.limits.routes import RouteNormalizer
 from regional_agent.admission.rules.routes import Routes
 
 Subject = Mapping[str, str]
@@ -49,14 +50,18 @@ class _Place(NamedTuple):
 class RouteClasses:
     """The class of each request: of the most specific route and, among equal routes, the most specific method."""
 
-    def __init__(self, classes: Mapping[str, RouteClass]) -> None:
+    def __init__(self, classes: Mapping[str, RouteClass], normalizer: RouteNormalizer) -> None:
         self._routes = Routes(
-            (each.route, _Place("*" in each.route, _fewer(each.route), not each.methods, name, each.methods))
+            (
+                normalizer.pattern(each.route),
+                _Place("*" in each.route, _fewer(each.route), not each.methods, name, each.methods),
+            )
             for name, routes in classes.items()
             for each in routes
         )
 
     def of(self, route: str, method: str) -> str:
+        """Return the class of a route in its match form, and a method in capitals."""
         found = (*self._routes.exactly(route), *self._routes.by_wildcard(route))
         fitting = [place for place in found if place.is_any_method or method in place.methods]
         return min(fitting, key=lambda place: place[:4]).route_class if fitting else NO_CLASS
@@ -89,6 +94,11 @@ def is_within(subject: Subject, networks: Iterable[Network]) -> bool:
     return any(
         network.version == address.version and address.within(network.length) == network.number for network in networks
     )
+
+
+def has_labels(subject: Subject, wanted: Iterable[tuple[str, Collection[str]]]) -> bool:
+    """Return whether the subject has all these labels, each with one of the values."""
+    return all(subject.get(field) in values for field, values in wanted)
 
 
 def value_of(field: str, subject: Subject, route_class: str, plan: str, prefix: IpPrefix) -> str:

@@ -5,7 +5,7 @@ region. `Weather` stands in for the network: it can drop a request, or drop the 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -168,7 +168,7 @@ class Agent:
         """Return the only cell of a single store."""
         return self.whole.cells[0]
 
-    async def check(self, subject: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+    async def check(self, subject: Mapping[str, Any] | None = None, **fields: Any) -> httpx.Response:
         return await self.http.post("/v1/check", json={"subject": subject or EXPORT, **fields})
 
     async def lease(self, units: int) -> None:

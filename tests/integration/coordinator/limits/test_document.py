@@ -13,6 +13,9 @@ from tests.integration.coordinator.admin_harness import DOCUMENT, AdminHarness, 
 pytestmark = pytest.mark.anyio
 
 YAML = {"Content-Type": "application/yaml"}
+RULES = {"trailing_slash": "ignore", "case": "keep", "query": "drop", "merge_slashes": True} | {
+    "percent": "decode_unreserved"
+}
 AS_YAML = {"Accept": "application/yaml"}
 
 
@@ -28,7 +31,7 @@ async def test_the_first_document_is_empty(admin: httpx.AsyncClient) -> None:
         "applied_at": None,
         "applied_by": None,
         "document": {"quotas": [], "policies": [], "plans": {}, "default_plan": None}
-        | {"route_classes": {}, "cost_tables": {}},
+        | {"route_classes": {}, "cost_tables": {}, "routes": RULES, "unmatched": "allow"},
     }
 
 

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from protocol.check import Check, Subject
@@ -186,7 +187,7 @@ async def test_a_central_quota_without_the_coordinator_is_denied_as_partitioned(
 async def test_a_shadow_policy_has_the_reason_of_its_denial(world: World) -> None:
     await world.try_out()
     agent = await world.agent()
-    verdict = await agent.whole.admission.decide(Check(subject=Subject(**SEARCH), cost=10))
+    verdict = await agent.whole.admission.decide(Check(subject=msgspec.convert(SEARCH, Subject), cost=10))
     told = {each.policy: each for each in verdict.answer.policies}
     assert (told["trial"].allowed, told["trial"].reason) == (False, "never")
     assert (told["search"].allowed, told["search"].reason) == (True, None)

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from leasehold.local_stack import embedded
@@ -167,7 +168,9 @@ async def test_a_recovered_store_is_found_by_one_probe_and_not_by_a_herd(world: 
     cell.breaker._probe = trials  # a slow machine has time for an unknown number
 
     async def modes() -> Counter[str | None]:
-        verdicts = await asyncio.gather(*(region.admission.decide(Check(subject=Subject(**OPEN))) for _ in range(200)))
+        verdicts = await asyncio.gather(
+            *(region.admission.decide(Check(subject=msgspec.convert(OPEN, Subject))) for _ in range(200))
+        )
         return Counter(verdict.answer.degraded for verdict in verdicts)
 
     async with region.running():

@@ -7,7 +7,8 @@ from structlog.testing import capture_logs
 
 from protocol.check import DenialCause, PolicyAnswer
 from regional_agent.admission.answers import answer_of
-from regional_agent.admission.decision_log import LINES, WINDOW_MS, DecisionLog
+from regional_agent.admission.decision_log import DecisionLog
+from regional_agent.admission.log_windows import LINES, WINDOW_MS
 
 ACME = {"tenant": "acme"}
 

@@ -48,6 +48,7 @@ def test_matching_by_table_equals_matching_line_by_line(
     written: list[tuple[str, str]], asked: list[tuple[str, str]]
 ) -> None:
     document = {
+        "routes": {"trailing_slash": "keep", "merge_slashes": False},
         "quotas": [{"name": "q", "kind": "rate", "limit": "1/second"}],
         "policies": [
             {"name": f"p{i}", "quota": "q", "by": ["tenant"], "match": {"route": route, "method": method}}
@@ -61,6 +62,40 @@ def test_matching_by_table_equals_matching_line_by_line(
     for text, method in asked * 2:  # the second time it comes from the cache
         found = [policy.spec.name for policy in policies.match({"route": "/" + text, "method": method})]
         assert found == read(written, "/" + text, method)
+
+
+def test_every_spelling_of_a_route_meets_the_same_policies_and_counts_the_same_key() -> None:
+    document = {
+        "route_classes": {"heavy": [{"route": "/v1/%65xports/", "method": "post"}]},
+        "quotas": [{"name": "q", "kind": "rate", "limit": "1/second"}],
+        "policies": [
+            {"name": "exact", "quota": "q", "by": ["route", "method"], "match": {"route": "//v1/exports"}},
+            {"name": "below", "quota": "q", "by": [], "match": {"route": "/v1/*", "method": "post"}},
+            {"name": "class", "quota": "q", "by": ["route_class"], "match": {"route_class": "heavy"}},
+            {"name": "end", "quota": "q", "by": [], "match": {"route": "/*/exports/", "method": ["GET", "Post"]}},
+            {"name": "one", "quota": "q", "by": [], "match": {"route": "/v1/*/"}},
+            {"name": "inside", "quota": "q", "by": [], "match": {"route": "/v1/exports/*"}},
+        ],
+    }
+    bundle = PolicyBundle(
+        version=1, document=msgspec.convert(document, LimitsDocument), subscriptions={}, weight=1, total_weight=1
+    )
+    policies = Policies(bundle)
+    spellings = ["/v1/exports", "/v1/exports/", "//v1/exports", "/v1/exports?x", "/v1/%65xports", "/v1/a/../exports"]
+    for spelling in spellings * 2:  # the second time it comes from the cache
+        for method in ("POST", "post"):
+            found = policies.charges_for({"route": spelling, "method": method}, None)
+            assert {each.policy.name: each.charge.quota for each in found} == {
+                "exact": "q:route=%2Fv1%2Fexports,method=POST",
+                "below": "q:",
+                "class": "q:route_class=heavy",
+                "end": "q:",
+                "one": "q:",
+                "inside": "q:",
+            }
+    assert [each.name for each in policies.match({"route": "/v1", "method": "POST"})] == ["below"]
+    assert policies.match({"route": "/v1x", "method": "POST"}) == []
+    assert [each.name for each in policies.match({"route": "/V1/exports", "method": "POST"})] == ["end"]
 
 
 class Counted(str):

@@ -21,7 +21,9 @@ METHODS = st.sampled_from(["*", "GET", ["GET", "POST"]])
 WHERE = st.fixed_dictionaries({"route": ROUTES, "method": METHODS})
 NETWORKS = st.sampled_from(["10.0.0.0/8", "10.1.0.0/16", "2001:db8::/32", "::ffff:10.2.0.0/112", "10.1.2.3"])
 COSTS = st.dictionaries(st.sampled_from([*CLASSES, "*"]), st.integers(1, 9))
-FIELDS = ["tenant", "user", "api_key", "ip", "ip_prefix", "route", "method", "route_class"]
+FIELDS = ["tenant", "user", "api_key", "ip", "ip_prefix", "route", "method", "route_class", "labels.model"]
+MODELS = st.sampled_from(["large", "small", "a,b=c"])
+LABELS = st.dictionaries(st.sampled_from(["model", "tier"]), MODELS | st.lists(MODELS, min_size=1, max_size=2))
 POLICIES = st.fixed_dictionaries(
     {
         "by": st.lists(st.sampled_from(FIELDS), unique=True, max_size=4),
@@ -33,6 +35,7 @@ POLICIES = st.fixed_dictionaries(
                 optional={
                     "route_class": st.sampled_from(CLASSES) | st.lists(st.sampled_from(CLASSES), min_size=1),
                     "ip": NETWORKS | st.lists(NETWORKS, min_size=1, max_size=3),
+                    "labels": LABELS,
                 },
             ),
         ),
@@ -58,9 +61,11 @@ SUBJECTS = st.fixed_dictionaries(
         "user": st.just("u"),
         "api_key": st.just("k"),
         "ip": st.sampled_from(["10.1.2.3", "::FFFF:10.2.0.9", "192.0.2.1", "2001:DB8:0:0::7", "2001:db8:1::7"]),
-        "route": st.sampled_from(["/a", "/a/b", "/ab", "/b/c", "/c"]),
+        "route": st.sampled_from(["/a", "/a/b", "/ab", "/b", "/b/c", "/c"]),
         "method": st.sampled_from(["GET", "POST", "PUT"]),
-    }
+        "labels.model": MODELS,
+    },
+    optional={"labels.tier": MODELS},
 )
 
 
@@ -70,7 +75,8 @@ def as_list(value: Any) -> list[Any]:
 
 def fits(where: dict[str, Any], subject: dict[str, str]) -> bool:
     pattern = {"/*/b": "/[^/]+/b"}.get(where["route"], where["route"].replace("*", ".*"))
-    return re.fullmatch(pattern, subject["route"]) is not None and (
+    spellings = (subject["route"], subject["route"] + "/")
+    return any(re.fullmatch(pattern, each) for each in spellings) and (
         where["method"] == "*" or subject["method"] in as_list(where["method"])
     )
 
@@ -104,6 +110,9 @@ def read(document: dict[str, Any], subject: dict[str, str]) -> list[tuple[str, i
         if not fits(match, subject) or ("route_class" in match and route_class not in as_list(match["route_class"])):
             continue
         if "ip" in match and not any(ip in network(each) for each in as_list(match["ip"])):
+            continue
+        labels = match.get("labels", {}).items()
+        if not all(subject.get(f"labels.{name}") in as_list(values) for name, values in labels):
             continue
         table = document["cost_tables"]["table"] if cost == "table" else cost
         units = table if isinstance(table, int) else table.get(route_class, table.get("*", 1))
@@ -147,6 +156,17 @@ def test_an_invalid_or_missing_address_is_named() -> None:
         policies.charges_for({"ip": "1.2.3"}, None)
     with pytest.raises(UnknownSubjectField, match=r"'p' counts by 'ip'"):
         policies.charges_for({"tenant": "t"}, None)
+
+
+def test_a_missing_label_is_named_where_it_is_counted_by_and_matches_nothing_elsewhere() -> None:
+    wanted = {"name": "wanted", "quota": "q", "by": [], "match": {"labels": {"model": "large"}}}
+    counted = {"name": "counted", "quota": "q", "by": ["labels.model"], "match": {"route": "/chat"}}
+    policies = compiled({"quotas": QUOTAS, "policies": [wanted, counted]})
+    assert policies.match({"tenant": "t"}) == []
+    assert policies.match({"labels.model": "small"}) == []
+    assert [each.name for each in policies.match({"labels.model": "large"})] == ["wanted"]
+    with pytest.raises(UnknownSubjectField, match=r"'counted' counts by 'labels.model'"):
+        policies.charges_for({"route": "/chat"}, None)
 
 
 def test_a_request_without_an_address_is_in_no_network() -> None:
