@@ -99,7 +99,8 @@ class PolicyAnswer(Struct, frozen=True, kw_only=True, gc=False):
     quota: str
     kind: str
     allowed: bool
-    limit: int
+    limit: int  # what the customer has, in all regions
+    share: int  # what this region may use of it now
     remaining: int
     reset_ms: int
     retry_after_ms: int | None  # the first moment at which the request may pass; null if it never can

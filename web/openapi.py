@@ -63,9 +63,9 @@ HEADERS: dict[str, dict[str, Any]] = {
         "example": "GET, HEAD",
     },
     "RateLimit-Policy": {
-        "description": "The limit (`q`) of each policy that matched, and its window (`w`) in seconds.",
+        "description": "The whole limit (`q`) of each policy that matched, and its window (`w`) in seconds.",
         "schema": {"type": "string"},
-        "example": '"search";q=100;w=60',
+        "example": '"search";q=300;w=60',
     },
     "RateLimit": {
         "description": "What remains (`r`) of each policy that matched, and the seconds until there is more (`t`).",
@@ -73,9 +73,9 @@ HEADERS: dict[str, dict[str, Any]] = {
         "example": '"search";r=99;t=1',
     },
     "X-RateLimit-Limit": {
-        "description": "The limit of the tightest policy. Left out, like the other two, if no policy matched.",
+        "description": "The whole limit of the tightest policy. Left out, like the other two, if no policy matched.",
         "schema": {"type": "integer", "minimum": 0},
-        "example": 100,
+        "example": 300,
     },
     "X-RateLimit-Remaining": {
         "description": "What remains of the tightest policy.",

@@ -9,18 +9,11 @@ from protocol.clock import Clock
 from protocol.limits.document import AllowanceQuota
 from protocol.outcomes import DenialReason
 from protocol.periods import calendar_of, period_at
-from regional_agent.admission.policies import PolicyCharge
+from regional_agent.admission.policies import PolicyCharge, Window
 from regional_agent.admission.rules.denial_causes import RETRY_MS, LeaseOutlook, cause_of, retry_after_ms
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.leasing.quotas import Quotas
-from regional_agent.store.types import AllowanceCharge, PolicyDecision, RateCharge, SlotCharge
-
-
-class Window(Struct, frozen=True, gc=False):
-    """The time window of a policy, for the RateLimit headers."""
-
-    seconds: int
-    refills: bool = False  # its units come back one by one, and not all at once
+from regional_agent.store.types import AllowanceCharge, PolicyDecision, SlotCharge
 
 
 class Verdict(Struct, frozen=True, gc=False):
@@ -33,7 +26,7 @@ class Verdict(Struct, frozen=True, gc=False):
     @property
     def windows(self) -> list[Window]:
         """Return the window of each policy of the answer."""
-        return [window_of(each) for each in self.policy_charges]
+        return [each.window for each in self.policy_charges]
 
     def held(self, ttl_ms: int) -> HoldTerms:
         """Return the hold, or a hold of nothing where the work may be done but no units could be set aside."""
@@ -59,15 +52,6 @@ def _passes_last(policy: PolicyAnswer) -> tuple[bool, int]:
     return policy.retry_after_ms is None, policy.retry_after_ms or 0
 
 
-def window_of(each: PolicyCharge) -> Window:
-    charge = each.charge
-    if isinstance(charge, RateCharge) and charge.window_ms:
-        return Window(charge.window_ms // 1000)
-    if isinstance(charge, RateCharge) and charge.rate_micro:
-        return Window(max(1, int(charge.burst * 1_000_000 / charge.rate_micro)), refills=True)
-    return Window(each.policy.window_s)
-
-
 class PolicyAnswers:
     """Puts a policy's decision by the store into the words of the API."""
 
@@ -84,7 +68,8 @@ class PolicyAnswers:
             quota=policy.quota_name,
             kind=policy.kind,
             allowed=True,
-            limit=decision.limit,
+            limit=each.limit,
+            share=_share(each, decision),
             remaining=decision.remaining,
             reset_ms=decision.reset_ms,
             retry_after_ms=0,
@@ -107,7 +92,8 @@ class PolicyAnswers:
             quota=policy.quota_name,
             kind=policy.kind,
             allowed=False,
-            limit=decision.limit,
+            limit=each.limit,
+            share=_share(each, decision),
             remaining=_remaining_here(decision, cause) if is_allowance else decision.remaining,
             reset_ms=reset_ms,
             retry_after_ms=retry_after_ms(cause, certain_ms),
@@ -121,6 +107,13 @@ class PolicyAnswers:
         assert isinstance(each.policy.quota, AllowanceQuota)
         period = period_at(calendar_of(each.policy.quota, each.began_at), now)
         return max(1, int((period.ends_at - now).total_seconds() * 1000))
+
+
+def _share(each: PolicyCharge, decision: PolicyDecision) -> int:
+    """Return what the region may use now: of an allowance what its lease has left, else its part of the limit."""
+    if not isinstance(each.charge, AllowanceCharge):
+        return decision.limit
+    return 0 if decision.reason == DenialReason.LEASE_EXPIRED else max(0, decision.available)
 
 
 def _remaining_here(decision: PolicyDecision, cause: DenialCause) -> int:

@@ -164,12 +164,39 @@ class UnmatchedRequest(NamedTuple):
     method: str
 
 
+class Window(Struct, frozen=True, gc=False):
+    """The time window of a limit, for the RateLimit headers."""
+
+    seconds: int  # 0: it has none
+    refills: bool = False  # its units come back one by one, and not all at once
+
+
+class RegionalLimit(NamedTuple):
+    """A limit as a whole, and of a rate this region's base share of it."""
+
+    whole: int | Rate
+    share: int | Rate
+
+    @property
+    def units(self) -> int:
+        return self.whole if isinstance(self.whole, int) else self.whole.burst
+
+    @property
+    def window(self) -> Window:
+        if isinstance(self.whole, int) or not self.whole.rate_micro:
+            return Window(0)
+        rate_micro, burst, window_ms = self.whole
+        return Window(window_ms // 1000) if window_ms else Window(max(1, burst * 1_000_000 // rate_micro), refills=True)
+
+
 class PolicyCharge(Struct, frozen=True, eq=False, gc=False):
     """What one policy charges for one request, and the record of the key that it charges."""
 
     policy: CompiledPolicy
     charge: Charge
     state: KeyState
+    limit: int  # of all regions together
+    window: Window
     began_at: datetime | None = None  # the tenant's subscription, where that says when periods begin
 
     @property
@@ -202,7 +229,7 @@ class Policies:
         self._classes = RouteClasses(bundle.document.route_classes, self._normalizer)
         self._has_others = bundle.weight < bundle.total_weight
         self._matches: GenerationalCache[tuple[str, str], RoutePolicies] = GenerationalCache(MAX_ROUTES)
-        self._limits: dict[tuple[str, str | None], int | Rate] = {}
+        self._limits: dict[tuple[str, str | None], RegionalLimit] = {}
         self._overrides = self._in_force(age_ms)
         self._overridden = {quota_of(key) for key in self._overrides}
         self.central = frozenset(each.name for each in bundle.document.quotas if mode_of(each) is Mode.CENTRAL)
@@ -260,15 +287,18 @@ class Policies:
     ) -> PolicyCharge:
         quota, units = policy.quota, policy.cost(route_class) if cost is None else cost
         key = policy.key(subject, route_class, plan)
-        limit, state = self._limit(quota, plan, key), self._keys.of(key)
+        found, state = self._limit(quota, plan, key), self._keys.of(key)
+        limit = found.share
         if isinstance(quota, AllowanceQuota):
             assert isinstance(limit, int)
             on_expiry, dimensions = policy.spec.on_hold_expiry.value, policy.usage_dimensions(subject, route_class)
             charge = AllowanceCharge(key, units, limit, dimensions, on_expiry)
-            return PolicyCharge(policy, charge, state, self._bundle.began_at.get(subject.get("tenant", "")))
+            began_at = self._bundle.began_at.get(subject.get("tenant", ""))
+            return PolicyCharge(policy, charge, state, limit, Window(policy.window_s), began_at)
         if isinstance(quota, ConcurrencyQuota):
             assert isinstance(limit, int)
-            return PolicyCharge(policy, self._slots(quota, key, units, limit, is_shadow=policy.is_shadow), state)
+            slots = self._slots(quota, key, units, limit, is_shadow=policy.is_shadow)
+            return PolicyCharge(policy, slots, state, limit, found.window)
         assert isinstance(limit, Rate)
         rate_micro, burst, window_ms = limit
         rate = RateCharge(
@@ -283,7 +313,7 @@ class Policies:
             policy.is_shared and self._has_others and not limit.is_slow,
             self._calendar_window(quota, window_ms) if quota.align is Alignment.CALENDAR else None,
         )
-        return PolicyCharge(policy, rate, state)
+        return PolicyCharge(policy, rate, state, found.units, found.window)
 
     def _calendar_window(self, quota: RateQuota, window_ms: int) -> CalendarWindow:
         window = self._windows.get((quota.time_zone, window_ms))
@@ -298,8 +328,8 @@ class Policies:
             return SlotCharge(key, units, share_of(limit, weight, total), slot_ttl_ms(quota), is_shadow)
         return SlotCharge(key, units, limit, slot_ttl_ms(quota), base_share=base_slots(limit, weight, total))
 
-    def _limit(self, quota: Quota, plan: str | None, key: str) -> int | Rate:
-        """Return the limit of the narrowest override, else the plan's; of a rate this region's share of it."""
+    def _limit(self, quota: Quota, plan: str | None, key: str) -> RegionalLimit:
+        """Return the limit of the narrowest override, else the plan's."""
         if quota.name in self._overridden:
             for wider in wider_keys(key):
                 if wider in self._overrides:
@@ -318,7 +348,7 @@ class Policies:
         quota = next((each for each in self._bundle.document.quotas if each.name == name), None)
         if not _is_shared(quota) or not self._has_others:
             return None
-        limit = self._limit(quota, values.get("plan") or self._plan_of(values), key)
+        limit = self._limit(quota, values.get("plan") or self._plan_of(values), key).share
         if isinstance(quota, ConcurrencyQuota):
             assert isinstance(limit, int)
             return self._slots(quota, key, 0, limit, is_shadow=False)
@@ -330,24 +360,25 @@ class Policies:
         quota = next((each for each in self._bundle.document.quotas if each.name == name), None)
         if not isinstance(quota, AllowanceQuota):
             return None
-        limit = self._limit(quota, values.get("plan") or self._plan_of(values), key)
+        limit = self._limit(quota, values.get("plan") or self._plan_of(values), key).whole
         return limit if isinstance(limit, int) else None
 
-    def _in_force(self, age_ms: int) -> dict[str, int | Rate]:
+    def _in_force(self, age_ms: int) -> dict[str, RegionalLimit]:
         """Return the limits of overrides by quota key; of several for one key, the last."""
         quotas = {quota.name: quota for quota in self._bundle.document.quotas}
         terms = [term for term in self._bundle.overrides if is_in_force(term, age_ms)]
         return {term.key: self._compiled(quotas[quota_of(term.key)], term.limit) for term in terms}
 
-    def _limit_on(self, quota: Quota, plan: str | None) -> int | Rate:
+    def _limit_on(self, quota: Quota, plan: str | None) -> RegionalLimit:
         """Return the limit of a plan. A plan without one limits the tenant to nothing."""
         return self._compiled(quota, limit_of(quota, plan))
 
-    def _compiled(self, quota: Quota, limit: LimitValue | None) -> int | Rate:
+    def _compiled(self, quota: Quota, limit: LimitValue | None) -> RegionalLimit:
         if isinstance(quota, RateQuota):
             whole = Rate(0, 0) if limit is None else parse_rate(limit, quota.algorithm)
-            return base_rate(whole, self._bundle.weight, self._bundle.total_weight)
-        return limit if isinstance(limit, int) else 0
+            return RegionalLimit(whole, base_rate(whole, self._bundle.weight, self._bundle.total_weight))
+        units = limit if isinstance(limit, int) else 0
+        return RegionalLimit(units, units)
 
 
 def _meeting_conditions(match: RoutePolicies, subject: Subject) -> list[CompiledPolicy]:

@@ -34,23 +34,6 @@ from web.openapi import RATE_LIMIT_HEADERS, described
 from web.request_ids import request_id_of
 
 HOT_PATHS = ("/v1/check", "/v1/check:batch")
-
-
-async def the_region(request: Request) -> RegionalAgent:
-    """Return the region. It is a coroutine because FastAPI runs plain functions in a thread, for every request."""
-    region: RegionalAgent = request.app.state.region
-    return region
-
-
-async def the_workers(request: Request) -> Workers:
-    workers: Workers = request.app.state.workers
-    return workers
-
-
-TheRegion = Annotated[RegionalAgent, Depends(the_region)]
-TheWorkers = Annotated[Workers, Depends(the_workers)]
-HoldId = Annotated[
-    str, Path(description="The id of a hold, from the response that made it.", examples=["hold_Q0ZzTk9x"])
 ]
 
 

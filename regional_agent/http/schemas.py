@@ -100,7 +100,7 @@ def _time_parameter(answer: PolicyAnswer, window: Window) -> str:
         return "" if answer.retry_after_ms is None else f";t={_seconds(answer.retry_after_ms)}"
     if answer.kind == "concurrency":
         return ""  # its holder decides when a slot is released
-    missing = answer.limit - answer.remaining
+    missing = answer.share - answer.remaining
     if window.refills and missing > 1:
         return f";t={_seconds(-(-answer.reset_ms // missing))}"
     return f";t={-(-answer.reset_ms // 1000)}"

@@ -109,7 +109,7 @@ class OutageFallback:
             answers[place] = msgspec.structs.replace(
                 answers[place],
                 allowed=fits,
-                limit=local_budget(ask, now_ms),
+                share=local_budget(ask, now_ms),
                 remaining=max(0, left if fits else left + ask.cost),
                 retry_after_ms=0 if fits else RETRY_WHEN_DEGRADED_MS,
                 reason=None if fits else DenialCause.STORE,
@@ -210,13 +210,13 @@ def closed(charges: Sequence[PolicyCharge], cause: DenialCause = DenialCause.STO
 
 
 def _answer(each: PolicyCharge, *, allowed: bool, cause: DenialCause = DenialCause.STORE) -> PolicyAnswer:
-    charge = each.charge
     return PolicyAnswer(
         policy=each.policy.spec.name,
         quota=each.policy.quota.name,
         kind=each.policy.kind,
         allowed=allowed,
-        limit=charge.burst if isinstance(charge, RateCharge) else charge.limit,
+        limit=each.limit,
+        share=0,
         remaining=0,
         reset_ms=0,
         retry_after_ms=0 if allowed else RETRY_WHEN_DEGRADED_MS,
@@ -230,7 +230,7 @@ def _locally(answer: PolicyAnswer, ask: RateRequest, local: LocalAnswer) -> Poli
     return msgspec.structs.replace(
         answer,
         allowed=local.allowed,
-        limit=ask.burst,
+        share=ask.burst,
         remaining=local.remaining,
         reset_ms=local.reset_ms,
         retry_after_ms=0 if local.allowed else local.retry_after_ms or RETRY_WHEN_DEGRADED_MS,

@@ -20,6 +20,7 @@ def denied(cause: DenialCause) -> PolicyAnswer:
         kind="allowance",
         allowed=False,
         limit=10,
+        share=10,
         remaining=3,
         reset_ms=5,
         retry_after_ms=1_000,

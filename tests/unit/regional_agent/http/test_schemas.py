@@ -27,7 +27,8 @@ def answer(
         quota="q",
         kind=kind,
         allowed=allowed,
-        limit=100,
+        limit=300,
+        share=100,
         remaining=remaining,
         reset_ms=reset_ms,
         retry_after_ms=retry_ms,
@@ -38,9 +39,9 @@ def answer(
 def test_headers_name_every_policy_and_count_by_the_tightest() -> None:
     headers = headers_of([answer("wide", remaining=90), answer("narrow", remaining=3)], [Window(2), Window(60)])
     assert headers == {
-        "RateLimit-Policy": '"wide";q=100;w=2, "narrow";q=100;w=60',
+        "RateLimit-Policy": '"wide";q=300;w=2, "narrow";q=300;w=60',
         "RateLimit": '"wide";r=90;t=2, "narrow";r=3;t=2',
-        "X-RateLimit-Limit": "100",
+        "X-RateLimit-Limit": "300",
         "X-RateLimit-Remaining": "3",
         "X-RateLimit-Reset": "2",
     }
