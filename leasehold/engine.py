@@ -10,7 +10,7 @@ it sends a last exchange with the rest.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cached_property, partial
 from http import HTTPStatus
@@ -21,6 +21,7 @@ import msgspec
 from leasehold.client._async.limiter import DEFAULT_TTL_MS, AsyncLimiter
 from leasehold.client.agent_protocol import (
     AgentUnavailable,
+    Costs,
     Decision,
     Denied,
     HeldUnits,
@@ -29,7 +30,7 @@ from leasehold.client.agent_protocol import (
     decision_of,
     results_of,
 )
-from protocol.check import MAX_BATCH, BatchAnswer, Check, Hold, HoldCommit, HoldExtension, Mode
+from protocol.check import MAX_BATCH, BatchAnswer, Check, Hold, HoldCommit, HoldExtension, HoldStatus, Mode
 from protocol.clock import SystemClock
 from regional_agent.admission.answers import Verdict
 from regional_agent.admission.check_cache import CheckCache
@@ -73,12 +74,18 @@ class Engine(AsyncLimiter):
             await asyncio.sleep(POLL_S)
 
     async def check(
-        self, subject: Subject, *, cost: int | None = None, operation_id: str | None = None, mode: Mode = "enforce"
+        self,
+        subject: Subject,
+        *,
+        cost: int | None = None,
+        costs: Costs | None = None,
+        operation_id: str | None = None,
+        mode: Mode = "enforce",
     ) -> Decision:
         """Decide whether a request may happen now. Raise RequestRejected for one that an agent would reject."""
         admission = self.region.admission
         try:
-            plan = self._plan(subject, cost, operation_id, mode)
+            plan = self._plan(subject, cost, costs, operation_id, mode)
             verdict = admission.decide_locally(plan)  # nearly always, for a hot key
             if not isinstance(verdict, Verdict):
                 verdict = await await_verdict(admission, plan, verdict)
@@ -109,9 +116,18 @@ class Engine(AsyncLimiter):
 
     # --- holds -------------------------------------------------------------------------------------------------------
 
-    async def hold(self, subject: Subject, *, units: int, ttl_ms: int = DEFAULT_TTL_MS, operation_id: str) -> HeldUnits:
+    async def hold(
+        self,
+        subject: Subject,
+        *,
+        units: int | None = None,
+        costs: Costs | None = None,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        operation_id: str,
+    ) -> HeldUnits:
         """Reserve units for work whose cost is not known yet. Raise Denied if there are not enough."""
-        body = {"subject": dict(subject), "units": units, "ttl_ms": ttl_ms, "operation_id": operation_id}
+        body: dict[str, object] = {"subject": dict(subject), "units": units, "costs": costs, "ttl_ms": ttl_ms}
+        body["operation_id"] = operation_id
         try:
             self.region.holds.require_key()
             verdict = await self.region.admission.hold(_decode(body, Hold))
@@ -122,39 +138,45 @@ class Engine(AsyncLimiter):
         if not verdict.answer.allowed:
             raise Denied(_decision(verdict))
         held = verdict.held(ttl_ms)
-        return HeldUnits(self.region.holds.seal.seal(held.id), units, held.ttl_ms)
+        return HeldUnits(self.region.holds.seal.seal(held.id), units or 0, held.ttl_ms)
 
-    async def commit(self, hold: HeldUnits, units: int) -> None:
+    async def commit(self, hold: HeldUnits, units: int | None = None, *, costs: Costs | None = None) -> None:
         """Consume units of a hold and release the rest. Repeating it changes nothing; another number is rejected."""
-        await self._change(hold, "commit", _decode({"units": units}, HoldCommit).units)
+        commit, holds = _decode({"units": units, "costs": costs}, HoldCommit), self.region.holds
+        await self._change(hold, lambda hold_id: holds.commit(hold_id, commit))
 
     async def extend(self, hold: HeldUnits, ttl_ms: int) -> None:
         """Let a hold last at least `ttl_ms` from now on; a slot lasts at most as long as its quota says."""
-        await self._change(hold, "extend", _decode({"ttl_ms": ttl_ms}, HoldExtension).ttl_ms)
+        extended_ms, holds = _decode({"ttl_ms": ttl_ms}, HoldExtension).ttl_ms, self.region.holds
+        await self._change(hold, lambda hold_id: holds.update(hold_id, "extend", extended_ms))
 
     async def release(self, hold: HeldUnits) -> None:
         """Give all units of a hold back."""
-        await self._change(hold, "release")
+        await self._change(hold, lambda hold_id: self.region.holds.update(hold_id, "release"))
 
-    async def _change(self, hold: HeldUnits, action: str, amount: int = 0) -> None:
+    async def _change(self, hold: HeldUnits, action: Callable[[str], Awaitable[HoldStatus]]) -> None:
         """Change a hold, or raise: a commit that is lost is not billed."""
         if hold.hold_id is None:
             return
         try:
-            await self.region.holds.update(hold.hold_id, action, amount)
+            await action(hold.hold_id)
         except Problem as problem:
             if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise AgentUnavailable(problem.detail) from None
             raise _rejection(problem) from None
 
-    def _plan(self, subject: Subject, cost: int | None, operation_id: str | None, mode: Mode) -> CheckPlan:
+    def _plan(
+        self, subject: Subject, cost: int | None, costs: Costs | None, operation_id: str | None, mode: Mode
+    ) -> CheckPlan:
+        if costs is not None:  # they differ from request to request
+            return self.region.admission.plan_check(_check(subject, cost, costs, operation_id, mode))
         key = (*_items(subject), cost, type(cost), operation_id, mode)
         try:
             plan = self._plans.find(key)
         except TypeError:  # a value is not text: `_check` rejects it by its name
             plan = None
         if plan is None:
-            plan = self.region.admission.plan_check(_check(subject, cost, operation_id, mode))
+            plan = self.region.admission.plan_check(_check(subject, cost, costs, operation_id, mode))
             self._plans.keep(key, plan)
         return plan
 
@@ -202,8 +224,9 @@ def _rejection(problem: Problem) -> RequestRejected:
     return RequestRejected(problem.status, problem_document(problem, "", ""))
 
 
-def _check(subject: Subject, cost: int | None, operation_id: str | None, mode: Mode) -> Check:
-    return _decode({"subject": dict(subject), "cost": cost, "operation_id": operation_id, "mode": mode}, Check)
+def _check(subject: Subject, cost: int | None, costs: Costs | None, operation_id: str | None, mode: Mode) -> Check:
+    body = {"subject": dict(subject), "cost": cost, "costs": costs, "operation_id": operation_id, "mode": mode}
+    return _decode(body, Check)
 
 
 def _decode(body: Mapping[str, object], shape: type[T]) -> T:

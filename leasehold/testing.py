@@ -22,6 +22,7 @@ from leasehold.client._async.client import AsyncClient
 from leasehold.client._sync.client import Client
 from leasehold.client.agent_protocol import AgentSilent, AgentUnavailable, Call, OnFailure, Response
 from protocol.check import (
+    NO_COSTS,
     BatchAnswer,
     BatchItem,
     Check,
@@ -65,11 +66,15 @@ class Rule(msgspec.Struct):
             kind="allowance",
             allowed=not is_denied,
             limit=self.limit,
+            share=self.limit,
             remaining=max(0, self.units_left - (0 if is_denied else cost)),
             reset_ms=0,
             retry_after_ms=self.retry_after_ms if is_denied else 0,
             reason=self.reason if is_denied else None,
         )
+
+    def give_back(self, units: int) -> None:
+        self.units_left = max(0, min(self.limit, self.units_left + units))
 
 
 class RawChecks(msgspec.Struct):
@@ -88,6 +93,8 @@ class FakeHold(msgspec.Struct):
     operation_id: str
     state: Literal["open", "committed", "released"] = "open"
     committed: int = 0
+    costs: dict[str, int] = {}  # units by quota, where the hold or its commit names any
+    committed_costs: dict[str, int] = {}
 
 
 class FakeAgent:
@@ -153,8 +160,11 @@ class FakeAgent:
         return self._decide(check, check.cost or 1, None)
 
     def _hold(self, hold: Hold) -> Response:
-        new = FakeHold(f"hold_{len(self.holds) + 1}", hold.subject, hold.units, hold.ttl_ms, hold.operation_id)
-        return self._decide(hold, hold.units, new)
+        if hold.units is None and not hold.costs:
+            return _problem("invalid-request", "units: give the units to hold, or `costs` by quota")
+        new = FakeHold(f"hold_{len(self.holds) + 1}", hold.subject, hold.units or 0, hold.ttl_ms, hold.operation_id)
+        new.costs = hold.costs or {}
+        return self._decide(hold, hold.units or 1, new)
 
     def _decide(self, request: Check | Hold, cost: int, new_hold: FakeHold | None) -> Response:
         """Answer as before if the operation is known, or decide it."""
@@ -165,17 +175,22 @@ class FakeAgent:
         if known is not None:
             return _answer(known[1], known[2])
         consumes = isinstance(request, Hold) or request.mode != "peek"
-        answer = self._apply_rules(request.subject, cost, consumes=consumes)
+        answer = self._apply_rules(request, cost, consumes=consumes)
         if answer.allowed and request.operation_id is not None:
             self._operations[operation] = request, answer, new_hold
         if answer.allowed and new_hold is not None:
             self.holds.append(new_hold)
         return _answer(answer, new_hold)
 
-    def _apply_rules(self, subject: Subject, cost: int, *, consumes: bool) -> CheckAnswer:
-        """All rules that apply are consumed, or none is."""
-        rules = [rule for rule in self._rules if rule.applies_to(subject)]
-        answers = [rule.answer(cost) for rule in rules]
+    def _apply_rules(self, request: Check | Hold, cost: int, *, consumes: bool) -> CheckAnswer:
+        """All rules that apply are consumed, or none is. `costs` name the policy of a rule."""
+        rules = [rule for rule in self._rules if rule.applies_to(request.subject)]
+        costs = request.costs or NO_COSTS
+        if isinstance(request, Check) and request.mode == "refund":
+            for rule in rules:
+                rule.give_back(costs.get(rule.policy, cost))
+            rules = []
+        answers = [rule.answer(costs.get(rule.policy, cost)) for rule in rules]
         denials = [each for each in answers if not each.allowed]
         for rule, each in zip(rules, answers, strict=True):
             if not each.allowed:
@@ -195,24 +210,26 @@ class FakeAgent:
     def _change(self, held: FakeHold, action: str, body: bytes) -> Response:
         """End or extend a hold: once, and again in the same way."""
         wanted = {"commit": "committed", "release": "released"}.get(action, "open")
-        units = msgspec.json.decode(body, type=HoldCommit).units if action == "commit" else 0
+        commit = msgspec.json.decode(body, type=HoldCommit) if action == "commit" else HoldCommit(units=0)
+        units = held.units if commit.units is None else commit.units
         if held.state != "open" and (held.state, held.committed) != (wanted, units):
             return _problem("hold-ended", "The hold has ended.", state=held.state, committed=held.committed)
         if action == "extend":
             held.ttl_ms = max(held.ttl_ms, msgspec.json.decode(body, type=HoldExtension).ttl_ms)
         elif held.state == "open":
             held.state = "committed" if action == "commit" else "released"
-            held.committed = units
-            self._give_back(held, held.units - units)
+            held.committed, held.committed_costs = units, commit.costs or {}
+            self._give_back(held)
         status = HoldStatus(
             hold_id=held.id, state=held.state, units=held.units, committed=held.committed, expires_in_ms=held.ttl_ms
         )
         return _response(200, status)
 
-    def _give_back(self, held: FakeHold, units: int) -> None:
+    def _give_back(self, held: FakeHold) -> None:
         for rule in self._rules:
             if rule.applies_to(held.subject):
-                rule.units_left = max(0, min(rule.limit, rule.units_left + units))
+                units = held.costs.get(rule.policy, held.units)
+                rule.give_back(units - held.committed_costs.get(rule.policy, held.committed))
 
 
 class FakeClient(Client):

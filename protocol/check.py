@@ -1,22 +1,33 @@
 """What a service asks its region's agent, and what the agent answers: the bodies of `/v1/check` and `/v1/holds`."""
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from protocol.identifiers import Name
 from protocol.units import PositiveUnits, Units
 
 MAX_BATCH = 1000
 MAX_VALUE_LENGTH = 256  # of a subject's field
 MAX_LABELS = 16
 LABEL_PATTERN = r"^[a-z][a-z0-9_]{0,31}$"
+MAX_COSTS = 32  # quotas that one request names
+NO_COSTS: Mapping[str, int] = MappingProxyType({})
 MOST_HOLD_MS = 24 * 3600 * 1000
 
 SubjectValue = Annotated[str, Meta(min_length=1, max_length=MAX_VALUE_LENGTH)]
 HoldMilliseconds = Annotated[int, Meta(ge=1, le=MOST_HOLD_MS, description="a duration in milliseconds")]
 LabelName = Annotated[str, Meta(pattern=LABEL_PATTERN, description="lower case letters, digits and _")]
 Labels = Annotated[dict[LabelName, SubjectValue], Meta(max_length=MAX_LABELS)]
+Costs = Annotated[
+    dict[Name, PositiveUnits], Meta(min_length=1, max_length=MAX_COSTS, description="units, by the name of a quota")
+]
+CommittedCosts = Annotated[
+    dict[Name, Units], Meta(min_length=1, max_length=MAX_COSTS, description="units, by the name of a quota")
+]
 OperationId = Annotated[str, Meta(min_length=1, max_length=128)]
 Mode = Literal["enforce", "peek", "adjust"]
 FailureMode = Literal["open", "closed", "local"]
@@ -62,6 +73,7 @@ class Subject(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
 class Check(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     subject: Subject
     cost: PositiveUnits | None = None
+    costs: Costs | None = None  # a quota that it names costs this much, whatever `cost` and the policy say
     operation_id: OperationId | None = None
     mode: Mode = "enforce"
 
@@ -71,16 +83,23 @@ class CheckBatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Hold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Reserve units of every allowance that matches the subject; of a rate each policy's own cost is spent."""
+    """Reserve units of every allowance that matches the subject; of a rate each policy's own cost is spent.
+
+    `costs` has the units of each quota that it names. Without `units`, any other allowance costs what its policy says.
+    """
 
     subject: Subject
-    units: PositiveUnits
+    units: PositiveUnits | None = None
+    costs: Costs | None = None
     ttl_ms: HoldMilliseconds
     operation_id: OperationId
 
 
 class HoldCommit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    units: Units
+    """Consume what was used: of quotas in `costs` so much, of others `units` or, without it, all that is held."""
+
+    units: Units | None = None
+    costs: CommittedCosts | None = None
 
 
 class HoldExtension(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,10 +155,18 @@ class BatchAnswer(Struct, frozen=True, kw_only=True):
 
 class HoldAnswer(Struct, frozen=True, kw_only=True):
     hold_id: str
-    units: int
+    units: int  # as requested; 0 where only `costs` were
     expires_in_ms: int
     degraded: FailureMode | None
     policies: list[PolicyAnswer]
+
+
+class HeldQuota(Struct, frozen=True, kw_only=True):
+    """What a hold has set aside of one quota, and what was committed of it."""
+
+    quota: str
+    units: int
+    committed: int
 
 
 class HoldStatus(Struct, frozen=True, kw_only=True):
@@ -151,6 +178,7 @@ class HoldStatus(Struct, frozen=True, kw_only=True):
     units: int
     committed: int
     expires_in_ms: int
+    quotas: list[HeldQuota] = []
 
 
 class Denial(CheckAnswer, frozen=True, kw_only=True):

@@ -69,6 +69,10 @@ def canonical_quota_key(text: str) -> str:
     return quota_key(quota, [(name, unquote(value)) for name, _, value in pairs])
 
 
+def name_of_quota(key: str) -> str:
+    return key.partition(":")[0]
+
+
 def subject_key(quota: str, subject: Mapping[str, str]) -> str:
     """Return the canonical key of a subject: its fields in alphabetical order, whichever order a policy uses."""
     return quota_key(quota, sorted(subject.items()))

@@ -23,6 +23,7 @@ from protocol.circuit_breaker import CircuitBreaker
 
 T = TypeVar("T")
 Subject = Mapping[str, str | Mapping[str, str]]  # only `labels` is a mapping
+Costs = Mapping[str, int]  # units by the name of a quota
 OnFailure = Literal["closed", "open", "raise"]
 
 LONGEST_PAUSE_S = 60.0
@@ -139,7 +140,10 @@ def results_of(batch: BatchAnswer) -> "list[Decision | RequestRejected]":
 
 
 class HeldUnits(msgspec.Struct, frozen=True):
-    """Units reserved by a hold. `hold_id` is None if the failure mode allowed the work and nothing is reserved."""
+    """Units reserved by a hold. `hold_id` is None if the failure mode allowed the work and nothing is reserved.
+
+    `units` is 0 if the hold was made with `costs` only.
+    """
 
     hold_id: str | None
     units: int
@@ -162,10 +166,11 @@ class AgentProtocol:
         subject: Subject,
         *,
         cost: int | None = None,
+        costs: Costs | None = None,
         operation_id: str | None = None,
         mode: Mode = "enforce",
     ) -> Steps[Decision]:
-        body = _check_body(subject, cost=cost, operation_id=operation_id, mode=mode)
+        body = _check_body(subject, cost=cost, costs=costs, operation_id=operation_id, mode=mode)
         repeatable = operation_id is not None or mode == "peek"
         try:
             response = yield from self._call("POST", "/v1/check", body, repeatable)
@@ -183,8 +188,10 @@ class AgentProtocol:
         except AgentUnavailable as error:
             return [self._decide_without_agent(error) for _ in checks]
 
-    def hold(self, subject: Subject, *, units: int, ttl_ms: int, operation_id: str) -> Steps[HeldUnits]:
-        body = _check_body(subject, units=units, ttl_ms=ttl_ms, operation_id=operation_id)
+    def hold(
+        self, subject: Subject, *, units: int | None, costs: Costs | None = None, ttl_ms: int, operation_id: str
+    ) -> Steps[HeldUnits]:
+        body = _check_body(subject, units=units, costs=costs, ttl_ms=ttl_ms, operation_id=operation_id)
         try:
             response = yield from self._call("POST", "/v1/holds", body, repeatable=True)
             if response.status == 201:
@@ -194,11 +201,12 @@ class AgentProtocol:
             decision = self._decide_without_agent(error)
             if not decision.allowed:
                 raise Denied(decision) from error
-            return HeldUnits(None, units, ttl_ms)
+            return HeldUnits(None, units or 0, ttl_ms)
         raise Denied(decision)
 
-    def commit(self, hold: HeldUnits, units: int) -> Steps[None]:
-        yield from self._change(hold, "commit", {"units": units})
+    def commit(self, hold: HeldUnits, units: int | None, costs: Costs | None = None) -> Steps[None]:
+        body = {"units": units, "costs": costs}
+        yield from self._change(hold, "commit", {name: value for name, value in body.items() if value is not None})
 
     def extend(self, hold: HeldUnits, ttl_ms: int) -> Steps[None]:
         yield from self._change(hold, "extend", {"ttl_ms": ttl_ms})
@@ -206,7 +214,7 @@ class AgentProtocol:
     def release(self, hold: HeldUnits) -> Steps[None]:
         yield from self._change(hold, "release", {})
 
-    def _change(self, hold: HeldUnits, action: str, body: Mapping[str, int]) -> Steps[None]:
+    def _change(self, hold: HeldUnits, action: str, body: Mapping[str, object]) -> Steps[None]:
         """Change a hold. A failure is raised whatever `on_failure` says: a commit that is lost is not billed."""
         if hold.hold_id is None:
             return

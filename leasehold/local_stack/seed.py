@@ -15,6 +15,8 @@ LIMITS: dict[str, Any] = {
         {"name": "exports", "kind": "allowance", "limit": 1000, "period": "month", "report_within": "1s"},
         {"name": "api", "kind": "rate", "limit": "100/second, burst 200", "algorithm": "token_bucket"},
         {"name": "reports", "kind": "concurrency", "limit": 5, "slot_ttl": "10m"},
+        {"name": "requests", "kind": "rate", "limit": "300/minute, burst 60"},
+        {"name": "tokens", "kind": "allowance", "limit": 1_000_000, "period": "month"},
     ],
     "policies": [
         {
@@ -37,6 +39,19 @@ LIMITS: dict[str, Any] = {
             "match": {"route": "/v1/reports", "method": "POST"},
             "by": ["tenant"],
             "quota": "reports",
+        },
+        {
+            "name": "chat",
+            "match": {"route": "/v1/chat", "method": "POST"},
+            "by": ["tenant"],
+            "quota": "requests",
+        },
+        {
+            "name": "chat-tokens",
+            "match": {"route": "/v1/chat", "method": "POST"},
+            "by": ["tenant"],
+            "quota": "tokens",
+            "wait": "2s",
         },
     ],
 }

@@ -112,13 +112,14 @@ class AdmissionEngine:
     # --- plans --------------------------------------------------------------------------------------------------------
 
     def plan_check(self, check: Check) -> CheckPlan:
-        """Raises NoPoliciesYet, UnknownSubjectField or HoldNeeded; nothing is consumed then."""
+        """Raises NoPoliciesYet, InvalidField, UnknownSubjectField or HoldNeeded; nothing is consumed then."""
         plan = self._plan(check)
         require_no_slots(plan, check.mode)
         return plan
 
     def plan_hold(self, hold: Hold) -> CheckPlan:
-        return as_hold(self._plan(Check(subject=hold.subject, operation_id=hold.operation_id)), hold)
+        check = Check(subject=hold.subject, costs=hold.costs, operation_id=hold.operation_id)
+        return as_hold(self._plan(check), hold)
 
     def _plan(self, check: Check) -> CheckPlan:
         if self.policies is None:

@@ -1,12 +1,12 @@
 """The plan of a check: everything about it that is known before any store is asked."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from protocol.check import Check, Hold
+from protocol.check import NO_COSTS, Check, Hold
 from protocol.limits.document import LABEL_PREFIX, AllowanceQuota
 from regional_agent.admission.blocks import Blocked
 from regional_agent.admission.policies import (
@@ -24,6 +24,15 @@ from regional_agent.store.types import AllowanceCharge, Operation, RateCharge, S
 
 ALLOWANCE_OPERATION_TTL_MS = 24 * 3600 * 1000
 OTHER_OPERATION_TTL_MS = 10 * 60 * 1000
+
+
+class InvalidField(Exception):
+    """A field of the request contradicts the limits document, or another field."""
+
+    def __init__(self, field: str, rule: str, reason: str) -> None:
+        super().__init__(reason)
+        self.field = field
+        self.rule = rule
 
 
 class CheckPlan(Struct, frozen=True, eq=False, gc=False):
@@ -63,10 +72,14 @@ def plan_blocked(check: Check, subject: Subject, blocked: Blocked) -> CheckPlan:
 
 
 def plan_request(policies: Policies, check: Check, subject: Subject, adjust_ceiling: int) -> CheckPlan:
-    """Raises UnknownSubjectField, InvalidAddress, InvalidSubjectValue or AboveCeiling."""
-    policy_charges = policies.charges_for(subject, check.cost)
+    """Raises InvalidField, UnknownSubjectField, InvalidAddress, InvalidSubjectValue or AboveCeiling."""
+    costs = check.costs or NO_COSTS
+    for name in costs:
+        if name not in policies.quotas:
+            raise InvalidField(f"costs.{name}", "known", f"there is no quota {name!r}")
+    policy_charges = policies.charges_for(subject, check.cost, costs)
     if check.mode == "adjust":
-        _refuse_above_ceiling(policy_charges, adjust_ceiling)
+        _refuse_above_ceiling(policy_charges, adjust_ceiling, costs)
     request = StoreRequest(
         check.mode, tuple([each.charge for each in policy_charges]), _operation(check, subject, policy_charges)
     )
@@ -85,7 +98,9 @@ def require_no_slots(plan: CheckPlan, mode: str) -> None:
 
 def as_hold(plan: CheckPlan, hold: Hold) -> CheckPlan:
     """Turn the plan of a check into the plan of a hold: allowances set units aside, and the rest costs the same."""
-    policy_charges = [each.for_hold(hold.units) for each in plan.policy_charges]
+    if hold.units is None and not hold.costs:
+        raise InvalidField("units", "required", "give the units to hold, or `costs` by quota")
+    policy_charges = [each.for_hold(hold) for each in plan.policy_charges]
     operation = plan.request.operation
     if operation is not None:
         operation = operation._replace(body=digest(["hold", operation.body, str(hold.units), str(hold.ttl_ms)]))
@@ -93,7 +108,7 @@ def as_hold(plan: CheckPlan, hold: Hold) -> CheckPlan:
     return replace(plan, policy_charges=policy_charges, request=request, hold_ms=hold.ttl_ms)
 
 
-def _refuse_above_ceiling(policy_charges: Sequence[PolicyCharge], factor: int) -> None:
+def _refuse_above_ceiling(policy_charges: Sequence[PolicyCharge], factor: int, costs: Mapping[str, int]) -> None:
     for each in policy_charges:
         charge = each.charge
         if isinstance(charge, AllowanceCharge):
@@ -103,7 +118,8 @@ def _refuse_above_ceiling(policy_charges: Sequence[PolicyCharge], factor: int) -
         else:
             continue
         if charge.cost > ceiling:
-            raise AboveCeiling("cost", each.policy.name, ceiling)
+            name = each.policy.quota_name
+            raise AboveCeiling(f"costs.{name}" if name in costs else "cost", each.policy.name, ceiling)
 
 
 def _operation(check: Check, subject: Subject, policy_charges: Sequence[PolicyCharge]) -> Operation | None:
@@ -111,6 +127,8 @@ def _operation(check: Check, subject: Subject, policy_charges: Sequence[PolicyCh
     if check.operation_id is None or check.mode == "peek":
         return None
     has_allowance = any(isinstance(each.policy.quota, AllowanceQuota) for each in policy_charges)
-    body = digest([check.mode, str(check.cost), *(f"{field}={value}" for field, value in sorted(subject.items()))])
+    fields = [f"{field}={value}" for field, value in sorted(subject.items())]
+    costs = [f"costs.{quota}={units}" for quota, units in sorted((check.costs or NO_COSTS).items())]
+    body = digest([check.mode, str(check.cost), *fields, *costs])
     ttl_ms = ALLOWANCE_OPERATION_TTL_MS if has_allowance else OTHER_OPERATION_TTL_MS
     return Operation(digest([subject.get("tenant", ""), check.operation_id]), body, ttl_ms)

@@ -17,8 +17,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from protocol.addresses import Network, parse_network
+from protocol.check import NO_COSTS, Hold
 from protocol.clock import SystemClock
-from protocol.identifiers import ESCAPE, MAX_QUOTA_KEY_LENGTH, parse_quota_key, quota_key, wider_keys
+from protocol.identifiers import (
+    ESCAPE,
+    MAX_QUOTA_KEY_LENGTH,
+    name_of_quota,
+    parse_quota_key,
+    quota_key,
+    wider_keys,
+)
 from protocol.limits.document import (
     LABEL_PREFIX,
     OTHER_CLASSES,
@@ -203,9 +211,14 @@ class PolicyCharge(Struct, frozen=True, eq=False, gc=False):
     def is_shadow(self) -> bool:
         return self.policy.is_shadow
 
-    def for_hold(self, units: int) -> "PolicyCharge":
+    def for_hold(self, hold: Hold) -> "PolicyCharge":
         """Return the charge of a hold: of allowances its units, of anything else what a check costs."""
-        if not isinstance(self.charge, AllowanceCharge):
+        units = hold.units
+        if (
+            units is None
+            or not isinstance(self.charge, AllowanceCharge)
+            or self.policy.quota_name in (hold.costs or ())
+        ):
             return self
         return replace(self, charge=replace(self.charge, cost=units))
 
@@ -231,7 +244,8 @@ class Policies:
         self._matches: GenerationalCache[tuple[str, str], RoutePolicies] = GenerationalCache(MAX_ROUTES)
         self._limits: dict[tuple[str, str | None], RegionalLimit] = {}
         self._overrides = self._in_force(age_ms)
-        self._overridden = {quota_of(key) for key in self._overrides}
+        self._overridden = {name_of_quota(key) for key in self._overrides}
+        self.quotas = frozenset(each.name for each in bundle.document.quotas)
         self.central = frozenset(each.name for each in bundle.document.quotas if mode_of(each) is Mode.CENTRAL)
 
     def match(self, subject: Subject) -> list[CompiledPolicy]:
@@ -261,15 +275,21 @@ class Policies:
         is_conditional = any(policy.networks or policy.labels for policy in found)
         return RoutePolicies(route_class, found, is_conditional, NORMAL if is_normal else _spelt(route, method))
 
-    def charges_for(self, subject: Subject, cost: int | None) -> list[PolicyCharge]:
-        """Return what each policy that the request meets charges. Shadows ignore a subject that they cannot read."""
+    def charges_for(
+        self, subject: Subject, cost: int | None, costs: Mapping[str, int] = NO_COSTS
+    ) -> list[PolicyCharge]:
+        """Return what each policy that the request meets charges. Shadows ignore a subject that they cannot read.
+
+        `costs` has the units of each quota that it names. Others charge `cost`, or what their policy says.
+        """
         match, charges = self._match_route(subject), []
         if match.normal:
             subject = subject | match.normal
         plan = self._plan_of(subject)
         for policy in _meeting_conditions(match, subject):
             try:
-                charges.append(self._charge(policy, subject, match.route_class, plan, cost))
+                units = costs.get(policy.quota_name, cost) if costs else cost
+                charges.append(self._charge(policy, subject, match.route_class, plan, units))
             except (UnknownSubjectField, InvalidAddress, InvalidSubjectValue):
                 if not policy.is_shadow:
                     raise
@@ -367,7 +387,7 @@ class Policies:
         """Return the limits of overrides by quota key; of several for one key, the last."""
         quotas = {quota.name: quota for quota in self._bundle.document.quotas}
         terms = [term for term in self._bundle.overrides if is_in_force(term, age_ms)]
-        return {term.key: self._compiled(quotas[quota_of(term.key)], term.limit) for term in terms}
+        return {term.key: self._compiled(quotas[name_of_quota(term.key)], term.limit) for term in terms}
 
     def _limit_on(self, quota: Quota, plan: str | None) -> RegionalLimit:
         """Return the limit of a plan. A plan without one limits the tenant to nothing."""
@@ -421,10 +441,6 @@ def edges_ms(bundle: PolicyBundle) -> Iterator[int]:
 
 def _is_shared(quota: Quota | None) -> TypeGuard[SharedQuota]:
     return isinstance(quota, SharedQuota) and sharing_of(quota) is not Sharing.REGIONAL
-
-
-def quota_of(key: str) -> str:
-    return key.partition(":")[0]
 
 
 def _compiled(document: LimitsDocument) -> list[CompiledPolicy]:

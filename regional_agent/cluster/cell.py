@@ -4,9 +4,10 @@ A single store is one cell. A Cluster has several, which are independent: a fail
 does not affect the others.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from protocol.check import NO_COSTS
 from protocol.circuit_breaker import CircuitBreaker
 from protocol.clock import Clock
 from regional_agent.admission.engine import AdmissionEngine
@@ -124,11 +125,16 @@ class Cell:
         demands = [f"leases of {each.name} are refused: {each.reason}" for each in self.quotas.set_aside.items(now_ms)]
         return [*lanes, *reversed(demands), *reversed(shares)]
 
-    async def update_hold(self, hold: HoldId, action: str, amount: int = 0) -> HoldState:
-        """Apply an action to what a hold has set aside here. Raises StoreUnavailable or StoreError."""
+    async def update_hold(
+        self, hold: HoldId, action: str, amount: int | None = 0, costs: Mapping[str, int] = NO_COSTS
+    ) -> HoldState:
+        """Apply an action to what a hold has set aside here, as `Scripts.update_hold` does.
+
+        Raises StoreUnavailable or StoreError.
+        """
         incarnation = self._current_incarnation()
         with self._invalidating():
-            state = await self.scripts.update_hold(incarnation.fingerprint, hold, action, amount)
+            state = await self.scripts.update_hold(incarnation.fingerprint, hold, action, amount, costs)
         if hold.epoch != incarnation.epoch:
             self.exchange_loop.report_older_epochs()
         for part in hold.parts:

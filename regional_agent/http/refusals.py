@@ -1,6 +1,7 @@
 """The problems that answer requests which admission refuses to plan: one table for the fast path and the routes."""
 
 from regional_agent.admission.engine import NoPoliciesYet
+from regional_agent.admission.plan import InvalidField
 from regional_agent.admission.policies import HoldNeeded, UnknownSubjectField
 from regional_agent.admission.rules.ceilings import AboveCeiling
 from regional_agent.admission.rules.subjects import InvalidAddress, InvalidSubjectValue
@@ -8,6 +9,7 @@ from regional_agent.store.types import OperationConflict
 from web.problems import InvalidParameter, Problem
 
 REFUSALS = (
+    InvalidField,
     UnknownSubjectField,
     InvalidAddress,
     InvalidSubjectValue,
@@ -21,6 +23,8 @@ REFUSALS = (
 def problem_of(error: Exception) -> Problem:
     """Return the problem for a refusal. Any other exception is raised again."""
     match error:
+        case InvalidField():
+            return _invalid(error.field, error.rule, str(error))
         case UnknownSubjectField():
             return _invalid(f"subject.{error.field}", "required", str(error))
         case InvalidAddress():

@@ -34,6 +34,23 @@ from web.openapi import RATE_LIMIT_HEADERS, described
 from web.request_ids import request_id_of
 
 HOT_PATHS = ("/v1/check", "/v1/check:batch")
+
+
+async def the_region(request: Request) -> RegionalAgent:
+    """Return the region. It is a coroutine because FastAPI runs plain functions in a thread, for every request."""
+    region: RegionalAgent = request.app.state.region
+    return region
+
+
+async def the_workers(request: Request) -> Workers:
+    workers: Workers = request.app.state.workers
+    return workers
+
+
+TheRegion = Annotated[RegionalAgent, Depends(the_region)]
+TheWorkers = Annotated[Workers, Depends(the_workers)]
+HoldId = Annotated[
+    str, Path(description="The id of a hold, from the response that made it.", examples=["hold_Q0ZzTk9x"])
 ]
 
 
@@ -129,9 +146,9 @@ async def get_hold(hold_id: HoldId, region: TheRegion) -> Response:
 )
 async def commit_hold(hold_id: HoldId, request: Request, region: TheRegion) -> Response:
     """Consume the units that were used, also beyond the hold, and release the rest. Another number later is refused."""
-    units = (await read_body(request, HoldCommit)).units
+    body = await read_body(request, HoldCommit)
     may_exceed = rules_of(request).request_may_adjust(request)
-    return reply(await region.holds.update(hold_id, "commit", units, may_exceed=may_exceed))
+    return reply(await region.holds.commit(hold_id, body, may_exceed=may_exceed))
 
 
 @services.post(

@@ -13,7 +13,8 @@ from msgspec import Meta, Struct
 from protocol.check import MAX_BATCH, Hold, HoldAnswer, PolicyAnswer
 from protocol.denials import denial_of
 from protocol.problems import MEDIA_TYPE
-from regional_agent.admission.answers import Verdict, Window
+from regional_agent.admission.answers import Verdict
+from regional_agent.admission.policies import Window
 from regional_agent.admission.rules.hold_ids import HoldSeal
 
 
@@ -41,7 +42,7 @@ def hold_response(verdict: Verdict, hold: Hold, path: str, request_id: str, seal
     held = verdict.held(hold.ttl_ms)
     body = HoldAnswer(
         hold_id=seal.seal(held.id),
-        units=hold.units,
+        units=hold.units or 0,
         expires_in_ms=held.ttl_ms,
         degraded=answer.degraded,
         policies=answer.policies,

@@ -3,9 +3,11 @@
 lua/ has the scripts; the header of each is its contract.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from protocol.check import NO_COSTS
+from protocol.identifiers import name_of_quota
 from protocol.limits.rates import Rate
 from protocol.messages import ExchangeReply, LeaseReply, RateReport, RateShare, SlotReport, SlotShare
 from protocol.outcomes import HoldOutcome
@@ -34,6 +36,7 @@ from regional_agent.store.types import (
     OperationConflict,
     Outcome,
     PartitionState,
+    PartUnits,
     RateReports,
     RequestRun,
     Run,
@@ -51,11 +54,12 @@ PROBE_TTL_MS = 60_000
 SCAN_COUNT = 1_000
 
 # By algorithm, of those that can hold: a charge that names the keys of a part.
-_HOLDING: dict[str, Callable[[str], Charge]] = {
-    "allowance": lambda quota: AllowanceCharge(quota, 0, 0, ""),
-    "concurrency": lambda quota: SlotCharge(quota, 0, 0, 0),
-    f"{SHADOW}concurrency": lambda quota: SlotCharge(quota, 0, 0, 0, is_shadow=True),
+_HOLDING: dict[str, Callable[[str, int], Charge]] = {
+    "allowance": lambda quota, units: AllowanceCharge(quota, units, 0, ""),
+    "concurrency": lambda quota, units: SlotCharge(quota, units, 0, 0),
+    f"{SHADOW}concurrency": lambda quota, units: SlotCharge(quota, units, 0, 0, is_shadow=True),
 }
+_ALL_HELD = -1  # units to commit: as many as the part has set aside
 _FENCE_FIELDS = ("fingerprint", "nonce", "epoch", "lanes", "kept_epoch", "exempt")
 
 
@@ -222,15 +226,29 @@ class Scripts:
 
     # --- holds --------------------------------------------------------------------------------------------------------
 
-    async def update_hold(self, fingerprint: str, hold: HoldId, action: str, amount: int = 0) -> HoldState:
-        """Apply an action: `commit` so many units, `spend` all, `release`, `extend` by so many ms, or `look`."""
+    async def update_hold(
+        self,
+        fingerprint: str,
+        hold: HoldId,
+        action: str,
+        amount: int | None = 0,
+        costs: Mapping[str, int] = NO_COSTS,
+    ) -> HoldState:
+        """Apply an action: `commit` so many units, `spend` all, `release`, `extend` by so many ms, or `look`.
+
+        A commit takes the units of a quota from `costs`. For others it takes `amount`, and where that is None all that
+        is held.
+        """
         if not all(part.algorithm in _HOLDING for part in hold.parts):
             return HoldState(HoldOutcome.UNKNOWN)
         incarnation = StoreIncarnation(fingerprint, hold.epoch, hold.lanes, self.cell)
         names: list[bytes] = [self._fence_key, self._epochs_key]
-        arguments: list[Argument] = [fingerprint, hold.epoch, hold.lanes, hold.name, action, amount, len(hold.parts)]
+        extend_ms = amount if action == "extend" and amount is not None else 0
+        arguments: list[Argument] = [fingerprint, hold.epoch, hold.lanes, hold.name, action, extend_ms, len(hold.parts)]
         for part in hold.parts:
-            part_names, part_arguments = _HOLDING[part.algorithm](part.quota).script_args(incarnation)
+            units = costs.get(name_of_quota(part.quota), amount)
+            charge = _HOLDING[part.algorithm](part.quota, _ALL_HELD if units is None else units)
+            part_names, part_arguments = charge.script_args(incarnation)
             names += part_names
             arguments += part_arguments
         outcome, *state = await self._call("hold", names, *arguments)
@@ -442,7 +460,11 @@ def _number(text: str | None) -> int | None:
 
 
 def _hold_state(outcome: HoldOutcome, fields: Sequence[Any]) -> HoldState:
-    return HoldState(outcome, fields[0].decode(), *fields[1:]) if fields else HoldState(outcome)
+    if not fields:
+        return HoldState(outcome)
+    state, units, committed, expires_in_ms, *parts = fields
+    by_part = tuple(PartUnits(*parts[at : at + 2]) for at in range(0, len(parts), 2))
+    return HoldState(outcome, state.decode(), units, committed, expires_in_ms, by_part)
 
 
 def _rows_of_four(answer: Sequence[Any]) -> tuple[int, list[list[int]]]:

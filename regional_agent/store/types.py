@@ -263,6 +263,13 @@ class KnownOperation(NamedTuple):
     is_concluded: bool  # all that was set aside for it has been spent
 
 
+class PartUnits(NamedTuple):
+    """The units that one part of a hold has set aside, and those that were committed."""
+
+    units: int
+    committed: int
+
+
 class HoldState(NamedTuple):
     """The outcome of an action on a hold, and the hold as it is now."""
 
@@ -271,6 +278,7 @@ class HoldState(NamedTuple):
     units: int = 0
     committed: int = 0
     expires_in_ms: int = 0
+    parts: tuple[PartUnits, ...] = ()  # in the order of the hold's
 
 
 class SlotsInUse(NamedTuple):

@@ -20,6 +20,7 @@ from regional_agent.store.types import (
     LeaseLost,
     Operation,
     OperationConflict,
+    PartUnits,
     RateCharge,
     StoreIncarnation,
 )
@@ -68,7 +69,7 @@ async def test_held_units_are_not_available_and_a_commit_books_what_was_used(
     assert await totals(scripts, incarnation) == (3, 7, 0)
     assert not (await take(scripts, incarnation, 4)).allowed
     assert await change_hold(scripts, incarnation, hold, "commit", 5) == HoldState(
-        HoldOutcome.DONE, "committed", 7, 5, 0
+        HoldOutcome.DONE, "committed", 7, 5, 0, (PartUnits(7, 5),)
     )
     assert await totals(scripts, incarnation) == (5, 0, 5)
     [lease] = batch_of(await freeze(scripts, incarnation)).leases
@@ -80,7 +81,7 @@ async def test_a_hold_is_spent_in_full_and_once(scripts: Scripts, incarnation: S
     hold = await set_aside(scripts, incarnation, 7)
     for _ in range(2):
         assert await change_hold(scripts, incarnation, hold, "spend") == HoldState(
-            HoldOutcome.DONE, "committed", 7, 7, 0
+            HoldOutcome.DONE, "committed", 7, 7, 0, (PartUnits(7, 7),)
         )
         assert await totals(scripts, incarnation) == (3, 0, 7)
     assert (await change_hold(scripts, incarnation, hold, "commit", 6)).outcome is HoldOutcome.ENDED
@@ -154,6 +155,29 @@ async def test_the_first_of_several_charged_parts_is_reported(
     await pass_ms(connection, 1_001)
     told = await change_hold(scripts, incarnation, decision.hold.id, "look")
     assert (told.state, told.units) == ("charged", 3)
+
+
+async def test_each_part_is_committed_with_the_units_of_its_quota(
+    scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
+    other = next(
+        key
+        for number in range(1_000)
+        if lane_of(key := quota_key("mails", [("tenant", str(number))]), 16) == lane_of(QUOTA, 16)
+    )
+    await install(scripts, incarnation, lasting(granted=10), lasting(other, granted=10))
+    decision = await ask_for_hold(scripts, incarnation, charge_of(7), charge_of(4, other))
+    assert decision.hold is not None
+    commit = incarnation.fingerprint, decision.hold.id, "commit"
+    for _ in range(2):
+        told = await scripts.update_hold(*commit, None, {"mails": 9})
+        assert (told.outcome, told.parts) == (HoldOutcome.DONE, (PartUnits(7, 7), PartUnits(4, 9)))
+        assert await totals(scripts, incarnation) == (3, 0, 7)
+    fields = await scripts.lease_fields(incarnation, other)
+    assert (fields["consumed"], fields["held"]) == ("9", "0")
+    for amount, costs in ((None, {"mails": 8}), (6, {"mails": 9}), (9, {})):
+        told = await scripts.update_hold(*commit, amount, costs)
+        assert told.outcome is HoldOutcome.ENDED, "another commit"
 
 
 async def test_no_commit_takes_a_total_out_of_the_range_in_which_lua_counts(

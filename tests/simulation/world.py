@@ -24,7 +24,7 @@ from coordinator.exchange.rules.balances import Key
 from coordinator.exchange.rules.granting import LeaseTerms
 from coordinator.exchange.rules.settlement import EpochState
 from coordinator.limits.rules.validation import faults_of
-from protocol.check import Check, CheckAnswer, Hold, Subject
+from protocol.check import NO_COSTS, Check, CheckAnswer, Hold, HoldCommit, Subject
 from protocol.identifiers import subject_key
 from protocol.lease import LeaseState
 from protocol.limits.document import LimitsDocument, Mode
@@ -53,8 +53,11 @@ TERMS = LeaseTerms(lease_ms=4_000)
 LANES = 2
 LINES_OF_A_BATCH = 3  # so few that reports are made in pieces
 ROUTES = ("/exports", "/mails", "/both")
+QUOTA_OF = {"/exports": "exports", "/mails": "mails", "/both": "mails"}  # one of them
 RECALLED_EVERY_S = 30
 CUT_OFF_US = 5_000_000
+COSTS_DIFFER = 3  # a check of this cost names another one for the mails
+BY_QUOTA = 2  # a hold, or a commit, of so many units is made by quota
 ReportName = tuple[int, int, int]  # epoch, lane, seq
 
 
@@ -433,9 +436,11 @@ class World:
         return [agent for agent in self.alive(region) if agent.real is not None and not agent.stopping.is_set()]
 
     async def _hold(self, agent: Agent, chance: random.Random) -> None:
+        route, units = chance.choice(ROUTES), chance.choice([1, 2, 8])
         wanted = Hold(
-            subject=Subject(tenant="acme", route=chance.choice(ROUTES), method="GET"),
-            units=chance.choice([1, 2, 8]),
+            subject=Subject(tenant="acme", route=route, method="GET"),
+            units=units,
+            costs={"mails": 3} if units == BY_QUOTA else None,
             ttl_ms=chance.choice([300, 1_500, 4_000]),
             operation_id=str(chance.random()),
         )
@@ -448,14 +453,20 @@ class World:
             for _ in range(chance.choice([0, 1, 1, 2])):
                 await asyncio.sleep(chance.choice([0.05, 0.5, 2.0, 6.0]))
                 is_kept = slept == self.clock.slept  # else it may have been forgotten: it ended long ago
-                await self._tell_hold(agent.region, agent.real.holds.seal.seal(verdict.hold.id), chance, is_kept)
+                hold_id, quota = agent.real.holds.seal.seal(verdict.hold.id), QUOTA_OF[route]
+                await self._tell_hold(agent.region, hold_id, chance, is_kept, quota)
 
-    async def _tell_hold(self, region: str, hold_id: str, chance: random.Random, is_kept: bool) -> None:
+    async def _tell_hold(self, region: str, hold_id: str, chance: random.Random, is_kept: bool, quota: str) -> None:
         action, amount = chance.choice([("commit", 1), ("commit", 2), ("commit", 9), ("release", 0), ("extend", 1_000)])
         agents = self._listening(region)
         if agents:
             try:
-                await chance.choice(agents).real.holds.update(hold_id, action, amount)
+                holds = chance.choice(agents).real.holds
+                if action == "commit":  # by quota, or so much of each
+                    by_quota = HoldCommit(costs={quota: amount})
+                    await holds.commit(hold_id, by_quota if amount == BY_QUOTA else HoldCommit(units=amount))
+                else:
+                    await holds.update(hold_id, action, amount)
                 self.coordinators.outcomes[f"hold {action}"] += 1
             except Problem as problem:  # it ended otherwise, or the store is away
                 is_lossy = region in self.lossy_regions or self.is_unseen(region)
@@ -463,9 +474,11 @@ class World:
                     self.forgotten_holds.append(f"{action} {amount} in {region}: {problem.detail}")
 
     async def _ask(self, agent: Agent, route: str, cost: int, mode: str, tenant: str = "acme") -> None:
+        costs = {"mails": 2 * cost} if cost == COSTS_DIFFER and mode == "enforce" else None
         check = Check(
             subject=Subject(tenant=tenant, route=route, method="GET"),
             cost=cost,
+            costs=costs,
             mode="adjust" if mode == "adjust" else "enforce",
         )
         asked_s = self.loop.time()
@@ -488,19 +501,19 @@ class World:
         if not agent.is_alive:
             return
         if tenant == "acme":
-            self._note_denials(agent, asked_s, cost, verdict.answer)
+            self._note_denials(agent, asked_s, check, verdict.answer)
         if verdict.answer.allowed:
             heard = self.truth.heard if verdict.answer.degraded is None else self.truth.heard_without
             for policy in verdict.answer.policies:
                 if policy.kind == "allowance":
-                    heard[subject_key(policy.quota, {"tenant": tenant})] += cost
+                    heard[subject_key(policy.quota, {"tenant": tenant})] += cost_of(check, policy.quota)
 
-    def _note_denials(self, agent: Agent, asked_s: float, cost: int, answer: CheckAnswer) -> None:
+    def _note_denials(self, agent: Agent, asked_s: float, check: Check, answer: CheckAnswer) -> None:
         """Note since when every request in a region is denied by an allowance."""
         for policy in answer.policies:
             if policy.kind == "allowance":
                 about = (agent.region, f"{policy.quota}:tenant=acme")
-                if policy.allowed or cost > policy.limit:
+                if policy.allowed or cost_of(check, policy.quota) > policy.limit:
                     self.denials.pop(about, None)
                 else:
                     first = self.denials.setdefault(about, Denials(asked_s, asked_s, agent.name))
@@ -608,6 +621,10 @@ def _periods_in(key: str, value: dict[str, str]) -> set[str]:
         return {line.split("|", 1)[0] for line in value}
     ended = {name.removeprefix("ended:") for name in value if name.startswith("ended:")}
     return ended | {value[name] for name in ("period", "next:period") if name in value}
+
+
+def cost_of(check: Check, quota: str) -> int:
+    return (check.costs or NO_COSTS).get(quota, check.cost or 1)
 
 
 def _stop(world: World, event: Event) -> None:

@@ -10,6 +10,7 @@ from leasehold.client.agent_protocol import (
     AgentProtocol,
     AgentUnavailable,
     Call,
+    Costs,
     Decision,
     HeldUnits,
     OnFailure,
@@ -58,10 +59,21 @@ class AsyncClient(AsyncLimiter):
         self._pool = AsyncConnectionPool(parse_url(url, ca_file, certificate), token, timeouts, connections)
 
     async def check(
-        self, subject: Subject, *, cost: int | None = None, operation_id: str | None = None, mode: Mode = "enforce"
+        self,
+        subject: Subject,
+        *,
+        cost: int | None = None,
+        costs: Costs | None = None,
+        operation_id: str | None = None,
+        mode: Mode = "enforce",
     ) -> Decision:
-        """Decide whether a request may happen now, and consume its cost if it may."""
-        return await self._run(self._protocol.check(subject, cost=cost, operation_id=operation_id, mode=mode))
+        """Decide whether a request may happen now, and consume its cost if it may.
+
+        `costs` has the units of each quota that it names; for others `cost` holds, or what their policy says.
+        """
+        return await self._run(
+            self._protocol.check(subject, cost=cost, costs=costs, operation_id=operation_id, mode=mode)
+        )
 
     async def check_batch(self, checks: Sequence[Mapping[str, Any]]) -> list[Decision | RequestRejected]:
         """Decide up to 1,000 checks in one call, each as it would be in a call of its own (`POST /v1/check:batch`).
@@ -71,13 +83,26 @@ class AsyncClient(AsyncLimiter):
         """
         return await self._run(self._protocol.check_batch(checks))
 
-    async def hold(self, subject: Subject, *, units: int, ttl_ms: int = DEFAULT_TTL_MS, operation_id: str) -> HeldUnits:
+    async def hold(
+        self,
+        subject: Subject,
+        *,
+        units: int | None = None,
+        costs: Costs | None = None,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        operation_id: str,
+    ) -> HeldUnits:
         """Reserve units for work whose cost is not known yet. Raise Denied if there are not enough."""
-        return await self._run(self._protocol.hold(subject, units=units, ttl_ms=ttl_ms, operation_id=operation_id))
+        return await self._run(
+            self._protocol.hold(subject, units=units, costs=costs, ttl_ms=ttl_ms, operation_id=operation_id)
+        )
 
-    async def commit(self, hold: HeldUnits, units: int) -> None:
-        """Consume units of a hold and release the rest. Repeating it changes nothing; another number is rejected."""
-        await self._run(self._protocol.commit(hold, units))
+    async def commit(self, hold: HeldUnits, units: int | None = None, *, costs: Costs | None = None) -> None:
+        """Consume units of a hold and release the rest. Repeating it changes nothing; another number is rejected.
+
+        Of quotas that `costs` does not name, `units` are consumed, or all that is held.
+        """
+        await self._run(self._protocol.commit(hold, units, costs))
 
     async def extend(self, hold: HeldUnits, ttl_ms: int) -> None:
         """Let a hold last at least `ttl_ms` from now on; a slot lasts at most as long as its quota says."""

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from leasehold.client.agent_protocol import (
     AgentUnavailable,
+    Costs,
     Decision,
     Denied,
     HeldUnits,
@@ -37,7 +38,13 @@ class AsyncLimiter(ABC):
 
     @abstractmethod
     async def check(
-        self, subject: Subject, *, cost: int | None = None, operation_id: str | None = None, mode: Mode = "enforce"
+        self,
+        subject: Subject,
+        *,
+        cost: int | None = None,
+        costs: Costs | None = None,
+        operation_id: str | None = None,
+        mode: Mode = "enforce",
     ) -> Decision:
         """Decide whether a request may happen now, and consume its cost if it may."""
 
@@ -50,7 +57,13 @@ class AsyncLimiter(ABC):
         """
 
     async def wait(
-        self, subject: Subject, *, timeout_s: float, cost: int | None = None, operation_id: str | None = None
+        self,
+        subject: Subject,
+        *,
+        timeout_s: float,
+        cost: int | None = None,
+        costs: Costs | None = None,
+        operation_id: str | None = None,
     ) -> Decision:
         """Repeat a check when the denials say so, until it is allowed or `timeout_s` is over. Return the last answer.
 
@@ -58,7 +71,7 @@ class AsyncLimiter(ABC):
         """
         patience = Patience(timeout_s, self._now_s)
         while True:
-            decision = await self.check(subject, cost=cost, operation_id=operation_id)
+            decision = await self.check(subject, cost=cost, costs=costs, operation_id=operation_id)
             pause_s = patience.pause_before_retry_s(decision)
             if pause_s is None:
                 return decision
@@ -71,11 +84,19 @@ class AsyncLimiter(ABC):
         await sleep(seconds)
 
     @abstractmethod
-    async def hold(self, subject: Subject, *, units: int, ttl_ms: int = DEFAULT_TTL_MS, operation_id: str) -> HeldUnits:
+    async def hold(
+        self,
+        subject: Subject,
+        *,
+        units: int | None = None,
+        costs: Costs | None = None,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        operation_id: str,
+    ) -> HeldUnits:
         """Reserve units for work whose cost is not known yet. Raise Denied if there are not enough."""
 
     @abstractmethod
-    async def commit(self, hold: HeldUnits, units: int) -> None:
+    async def commit(self, hold: HeldUnits, units: int | None = None, *, costs: Costs | None = None) -> None:
         """Consume units of a hold and release the rest. Repeating it changes nothing; another number is rejected."""
 
     @abstractmethod
@@ -88,10 +109,18 @@ class AsyncLimiter(ABC):
 
     @asynccontextmanager
     async def holding(
-        self, subject: Subject, *, units: int, ttl_ms: int = DEFAULT_TTL_MS, operation_id: str | None = None
+        self,
+        subject: Subject,
+        *,
+        units: int | None = None,
+        costs: Costs | None = None,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        operation_id: str | None = None,
     ) -> AsyncIterator["AsyncOpenHold"]:
         """Hold units while the block runs. What the block did not commit is released, also if the block fails."""
-        held = await self.hold(subject, units=units, ttl_ms=ttl_ms, operation_id=operation_id or uuid.uuid4().hex)
+        held = await self.hold(
+            subject, units=units, costs=costs, ttl_ms=ttl_ms, operation_id=operation_id or uuid.uuid4().hex
+        )
         hold = AsyncOpenHold(self, held)
         try:
             yield hold
@@ -153,9 +182,9 @@ class AsyncOpenHold:
         self.held = held
         self.is_committed = False
 
-    async def commit(self, units: int) -> None:
+    async def commit(self, units: int | None = None, *, costs: Costs | None = None) -> None:
         """Consume units of the hold and release the rest. Repeating it changes nothing; another number is rejected."""
-        await self._limiter.commit(self.held, units)
+        await self._limiter.commit(self.held, units, costs=costs)
         self.is_committed = True
 
     async def extend(self, ttl_ms: int = SLOT_TTL_MS) -> None:

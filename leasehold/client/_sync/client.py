@@ -11,6 +11,7 @@ from leasehold.client.agent_protocol import (
     AgentProtocol,
     AgentUnavailable,
     Call,
+    Costs,
     Decision,
     HeldUnits,
     OnFailure,
@@ -59,10 +60,19 @@ class Client(Limiter):
         self._pool = ConnectionPool(parse_url(url, ca_file, certificate), token, timeouts, connections)
 
     def check(
-        self, subject: Subject, *, cost: int | None = None, operation_id: str | None = None, mode: Mode = "enforce"
+        self,
+        subject: Subject,
+        *,
+        cost: int | None = None,
+        costs: Costs | None = None,
+        operation_id: str | None = None,
+        mode: Mode = "enforce",
     ) -> Decision:
-        """Decide whether a request may happen now, and consume its cost if it may."""
-        return self._run(self._protocol.check(subject, cost=cost, operation_id=operation_id, mode=mode))
+        """Decide whether a request may happen now, and consume its cost if it may.
+
+        `costs` has the units of each quota that it names; for others `cost` holds, or what their policy says.
+        """
+        return self._run(self._protocol.check(subject, cost=cost, costs=costs, operation_id=operation_id, mode=mode))
 
     def check_batch(self, checks: Sequence[Mapping[str, Any]]) -> list[Decision | RequestRejected]:
         """Decide up to 1,000 checks in one call, each as it would be in a call of its own (`POST /v1/check:batch`).
@@ -72,13 +82,26 @@ class Client(Limiter):
         """
         return self._run(self._protocol.check_batch(checks))
 
-    def hold(self, subject: Subject, *, units: int, ttl_ms: int = DEFAULT_TTL_MS, operation_id: str) -> HeldUnits:
+    def hold(
+        self,
+        subject: Subject,
+        *,
+        units: int | None = None,
+        costs: Costs | None = None,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        operation_id: str,
+    ) -> HeldUnits:
         """Reserve units for work whose cost is not known yet. Raise Denied if there are not enough."""
-        return self._run(self._protocol.hold(subject, units=units, ttl_ms=ttl_ms, operation_id=operation_id))
+        return self._run(
+            self._protocol.hold(subject, units=units, costs=costs, ttl_ms=ttl_ms, operation_id=operation_id)
+        )
 
-    def commit(self, hold: HeldUnits, units: int) -> None:
-        """Consume units of a hold and release the rest. Repeating it changes nothing; another number is rejected."""
-        self._run(self._protocol.commit(hold, units))
+    def commit(self, hold: HeldUnits, units: int | None = None, *, costs: Costs | None = None) -> None:
+        """Consume units of a hold and release the rest. Repeating it changes nothing; another number is rejected.
+
+        Of quotas that `costs` does not name, `units` are consumed, or all that is held.
+        """
+        self._run(self._protocol.commit(hold, units, costs))
 
     def extend(self, hold: HeldUnits, ttl_ms: int) -> None:
         """Let a hold last at least `ttl_ms` from now on; a slot lasts at most as long as its quota says."""

@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from leasehold.client.agent_protocol import (
     AgentUnavailable,
+    Costs,
     Decision,
     Denied,
     HeldUnits,
@@ -38,7 +39,13 @@ class Limiter(ABC):
 
     @abstractmethod
     def check(
-        self, subject: Subject, *, cost: int | None = None, operation_id: str | None = None, mode: Mode = "enforce"
+        self,
+        subject: Subject,
+        *,
+        cost: int | None = None,
+        costs: Costs | None = None,
+        operation_id: str | None = None,
+        mode: Mode = "enforce",
     ) -> Decision:
         """Decide whether a request may happen now, and consume its cost if it may."""
 
@@ -51,7 +58,13 @@ class Limiter(ABC):
         """
 
     def wait(
-        self, subject: Subject, *, timeout_s: float, cost: int | None = None, operation_id: str | None = None
+        self,
+        subject: Subject,
+        *,
+        timeout_s: float,
+        cost: int | None = None,
+        costs: Costs | None = None,
+        operation_id: str | None = None,
     ) -> Decision:
         """Repeat a check when the denials say so, until it is allowed or `timeout_s` is over. Return the last answer.
 
@@ -59,7 +72,7 @@ class Limiter(ABC):
         """
         patience = Patience(timeout_s, self._now_s)
         while True:
-            decision = self.check(subject, cost=cost, operation_id=operation_id)
+            decision = self.check(subject, cost=cost, costs=costs, operation_id=operation_id)
             pause_s = patience.pause_before_retry_s(decision)
             if pause_s is None:
                 return decision
@@ -72,11 +85,19 @@ class Limiter(ABC):
         sleep(seconds)
 
     @abstractmethod
-    def hold(self, subject: Subject, *, units: int, ttl_ms: int = DEFAULT_TTL_MS, operation_id: str) -> HeldUnits:
+    def hold(
+        self,
+        subject: Subject,
+        *,
+        units: int | None = None,
+        costs: Costs | None = None,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        operation_id: str,
+    ) -> HeldUnits:
         """Reserve units for work whose cost is not known yet. Raise Denied if there are not enough."""
 
     @abstractmethod
-    def commit(self, hold: HeldUnits, units: int) -> None:
+    def commit(self, hold: HeldUnits, units: int | None = None, *, costs: Costs | None = None) -> None:
         """Consume units of a hold and release the rest. Repeating it changes nothing; another number is rejected."""
 
     @abstractmethod
@@ -89,10 +110,18 @@ class Limiter(ABC):
 
     @contextmanager
     def holding(
-        self, subject: Subject, *, units: int, ttl_ms: int = DEFAULT_TTL_MS, operation_id: str | None = None
+        self,
+        subject: Subject,
+        *,
+        units: int | None = None,
+        costs: Costs | None = None,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        operation_id: str | None = None,
     ) -> Iterator["OpenHold"]:
         """Hold units while the block runs. What the block did not commit is released, also if the block fails."""
-        held = self.hold(subject, units=units, ttl_ms=ttl_ms, operation_id=operation_id or uuid.uuid4().hex)
+        held = self.hold(
+            subject, units=units, costs=costs, ttl_ms=ttl_ms, operation_id=operation_id or uuid.uuid4().hex
+        )
         hold = OpenHold(self, held)
         try:
             yield hold
@@ -154,9 +183,9 @@ class OpenHold:
         self.held = held
         self.is_committed = False
 
-    def commit(self, units: int) -> None:
+    def commit(self, units: int | None = None, *, costs: Costs | None = None) -> None:
         """Consume units of the hold and release the rest. Repeating it changes nothing; another number is rejected."""
-        self._limiter.commit(self.held, units)
+        self._limiter.commit(self.held, units, costs=costs)
         self.is_committed = True
 
     def extend(self, ttl_ms: int = SLOT_TTL_MS) -> None:

@@ -41,7 +41,7 @@ async def test_a_region_admits_its_share_by_every_algorithm(
     denied = next(answer for answer in answers if answer.status_code == 429)
     assert 0 < denied.json()["retry_after_ms"] < 2_000 * time_s
     if algorithm in WINDOWS:
-        assert denied.headers["RateLimit-Policy"] == f'"search";q=10;w={time_s}'
+        assert denied.headers["RateLimit-Policy"] == f'"search";q=30;w={time_s}'
 
 
 async def test_a_window_of_the_calendar_ends_at_midnight_of_its_zone(world: World) -> None:
@@ -58,7 +58,7 @@ async def test_a_window_of_the_calendar_ends_at_midnight_of_its_zone(world: Worl
     assert [each.status_code for each in answers] == [200] * 10 + [429]
     left_ms = window.ends_ms - datetime.now(UTC).timestamp() * 1000
     assert abs(denied.json()["retry_after_ms"] - left_ms) < 60_000
-    assert denied.headers["RateLimit-Policy"] == '"search";q=10;w=86400'
+    assert denied.headers["RateLimit-Policy"] == '"search";q=30;w=86400'
 
 
 async def test_a_change_of_the_algorithm_applies_at_once_and_starts_without_state(world: World) -> None:

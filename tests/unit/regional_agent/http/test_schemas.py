@@ -7,7 +7,8 @@ from msgspec import structs
 
 from protocol.check import DenialCause, FailureMode, PolicyAnswer
 from protocol.outcomes import DenialReason
-from regional_agent.admission.answers import Window, answer_of
+from regional_agent.admission.answers import answer_of
+from regional_agent.admission.policies import Window
 from regional_agent.admission.rules.denial_causes import LeaseOutlook, cause_of, retry_after_ms
 from regional_agent.http.schemas import headers_of, retry_after_header
 
