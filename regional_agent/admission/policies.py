@@ -213,14 +213,10 @@ class PolicyCharge(Struct, frozen=True, eq=False, gc=False):
 
     def for_hold(self, hold: Hold) -> "PolicyCharge":
         """Return the charge of a hold: of allowances its units, of anything else what a check costs."""
-        units = hold.units
-        if (
-            units is None
-            or not isinstance(self.charge, AllowanceCharge)
-            or self.policy.quota_name in (hold.costs or ())
-        ):
+        is_named = self.policy.quota_name in (hold.costs or NO_COSTS)
+        if hold.units is None or is_named or not isinstance(self.charge, AllowanceCharge):
             return self
-        return replace(self, charge=replace(self.charge, cost=units))
+        return replace(self, charge=replace(self.charge, cost=hold.units))
 
 
 class Policies:
