@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from protocol.identifiers import Name
 from protocol.units import PositiveUnits, Units
 
 MAX_BATCH = 1000
@@ -22,11 +21,12 @@ SubjectValue = Annotated[str, Meta(min_length=1, max_length=MAX_VALUE_LENGTH)]
 HoldMilliseconds = Annotated[int, Meta(ge=1, le=MOST_HOLD_MS, description="a duration in milliseconds")]
 LabelName = Annotated[str, Meta(pattern=LABEL_PATTERN, description="lower case letters, digits and _")]
 Labels = Annotated[dict[LabelName, SubjectValue], Meta(max_length=MAX_LABELS)]
+CostName = Annotated[str, Meta(min_length=1, max_length=64)]
 Costs = Annotated[
-    dict[Name, PositiveUnits], Meta(min_length=1, max_length=MAX_COSTS, description="units, by the name of a quota")
+    dict[CostName, PositiveUnits], Meta(min_length=1, max_length=MAX_COSTS, description="units, by the name of a quota")
 ]
 CommittedCosts = Annotated[
-    dict[Name, Units], Meta(min_length=1, max_length=MAX_COSTS, description="units, by the name of a quota")
+    dict[CostName, Units], Meta(min_length=1, max_length=MAX_COSTS, description="units, by the name of a quota")
 ]
 OperationId = Annotated[str, Meta(min_length=1, max_length=128)]
 Mode = Literal["enforce", "peek", "adjust"]

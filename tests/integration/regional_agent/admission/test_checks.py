@@ -69,8 +69,9 @@ async def test_a_check_of_concurrency_is_refused_except_as_a_peek(world: World) 
         assert "'report'" in answer.json()["detail"]
     peek = await agent.check(report, mode="peek")
     [policy] = peek.json()["policies"]
-    assert (policy["kind"], policy["limit"], policy["remaining"]) == ("concurrency", 2, 2), "a third of six"
-    assert peek.headers["RateLimit-Policy"] == '"report";q=2;qu="concurrent-requests"'
+    assert (policy["kind"], policy["limit"]) == ("concurrency", 6)
+    assert (policy["share"], policy["remaining"]) == (2, 2), "a third of six"
+    assert peek.headers["RateLimit-Policy"] == '"report";q=6;qu="concurrent-requests"'
 
 
 @pytest.mark.parametrize(

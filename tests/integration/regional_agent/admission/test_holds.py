@@ -124,7 +124,7 @@ async def test_a_denied_hold_answers_like_a_denied_check(agent: Agent) -> None:
 async def test_slots_are_taken_and_given_back_with_holds(agent: Agent) -> None:
     report = EXPORT | {"route": "/v1/reports"}
     first = await hold(agent, 500, subject=report)
-    slots = first.json()["policies"][0]["limit"]  # the region's part of five
+    slots = first.json()["policies"][0]["share"]  # the region's part of five
     for number in range(1, slots):
         await held(agent, 500, subject=report, operation_id=f"hold {number}")
     denied = await hold(agent, 500, subject=report, operation_id="last")

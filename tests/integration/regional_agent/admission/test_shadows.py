@@ -50,7 +50,7 @@ async def test_a_shadow_decision_is_returned_and_counted_and_denies_nothing(agen
         told = answer.json()
         assert (answer.status_code, told["allowed"], told["denied_by"], told["retry_after_ms"]) == (200, True, None, 0)
         assert "trial" not in answer.headers["ratelimit"] + answer.headers["ratelimit-policy"]
-        assert answer.headers["x-ratelimit-limit"] == "10"
+        assert answer.headers["x-ratelimit-limit"] == "30"
         assert "retry-after" not in answer.headers
     assert [await counted(agent, answer) for answer in ("shadow_allowed", "shadow_denied")] == [5, 3]
 

@@ -342,7 +342,7 @@ class IgnoredVerdict:
 async def test_a_check_denied_between_peek_and_hold_returns_units_to_the_bucket(agent: Agent) -> None:
     """Another request spends the window after the peek, and before the hold."""
     peek = (await agent.check(subject("/rates"), mode="peek")).json()
-    full = next(each["limit"] for each in peek["policies"] if each["policy"] == "fast")
+    full = next(each["share"] for each in peek["policies"] if each["policy"] == "fast")
     bucket, window = (agent.whole.cells[cell_of(key)] for key in ("bucket:tenant=acme", "window:user=ann"))
     ask, asked = window.admission.decide_in_store, 0
 
@@ -429,7 +429,7 @@ async def test_an_adjustment_that_one_cell_cannot_book_is_booked_in_none(limited
     await ready(agent, subject("/counted"))
     peek = (await agent.check(subject("/counted"), mode="peek")).json()
     counted = next(each for each in peek["policies"] if each["policy"] == "counted")
-    assert counted["remaining"] == counted["limit"] == 8
+    assert counted["remaining"] == counted["share"] == 8
     assert (await agent.check(subject("/counted"), cost=10, mode="adjust")).status_code == 200
     assert told(await agent.check(subject("/counted")))[:2] == (429, "counted")
 

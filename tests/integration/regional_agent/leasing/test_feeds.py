@@ -102,7 +102,7 @@ async def _allows(agent: Agent, cost: int) -> bool:
 
 async def _burst_is(agent: Agent, burst: int) -> bool:
     answer = await agent.check(SEARCH | {"tenant": "acme"}, mode="peek")
-    return bool(answer.json()["policies"][0]["limit"] == burst)
+    return bool(answer.json()["policies"][0]["share"] == burst)
 
 
 def _version_in_force(agent: Agent) -> int:
