@@ -95,6 +95,21 @@ class HoldNeeded(Exception):
         super().__init__(f"policy {policy!r} limits concurrency: use POST /v1/holds, or a check with mode 'peek'")
 
 
+class Window(Struct, frozen=True, gc=False):
+    """The time window of a limit, for the RateLimit headers."""
+
+    seconds: int = 0  # 0: it has none
+    refills: bool = False  # its units come back one by one, and not all at once
+
+
+class RegionalLimit(NamedTuple):
+    """A limit in all regions, and of a rate this region's base share of it."""
+
+    units: int
+    share: int | Rate
+    window: Window
+
+
 @dataclass(frozen=True, slots=True)
 class CompiledPolicy:
     spec: PolicySpec
@@ -110,7 +125,6 @@ class CompiledPolicy:
     is_shadow: bool  # it never denies
     is_shared: bool
     is_central: bool  # each request asks the coordinator
-    window_s: int  # how long the quota's window is, for the RateLimit-Policy header; 0: by the rate
     place: int  # in the document
     name: str
     quota_name: str
@@ -170,31 +184,6 @@ class UnmatchedRequest(NamedTuple):
     route_class: str
     route: str
     method: str
-
-
-class Window(Struct, frozen=True, gc=False):
-    """The time window of a limit, for the RateLimit headers."""
-
-    seconds: int  # 0: it has none
-    refills: bool = False  # its units come back one by one, and not all at once
-
-
-class RegionalLimit(NamedTuple):
-    """A limit as a whole, and of a rate this region's base share of it."""
-
-    whole: int | Rate
-    share: int | Rate
-
-    @property
-    def units(self) -> int:
-        return self.whole if isinstance(self.whole, int) else self.whole.burst
-
-    @property
-    def window(self) -> Window:
-        if isinstance(self.whole, int) or not self.whole.rate_micro:
-            return Window(0)
-        rate_micro, burst, window_ms = self.whole
-        return Window(window_ms // 1000) if window_ms else Window(max(1, burst * 1_000_000 // rate_micro), refills=True)
 
 
 class PolicyCharge(Struct, frozen=True, eq=False, gc=False):
@@ -310,7 +299,7 @@ class Policies:
             on_expiry, dimensions = policy.spec.on_hold_expiry.value, policy.usage_dimensions(subject, route_class)
             charge = AllowanceCharge(key, units, limit, dimensions, on_expiry)
             began_at = self._bundle.began_at.get(subject.get("tenant", ""))
-            return PolicyCharge(policy, charge, state, limit, Window(policy.window_s), began_at)
+            return PolicyCharge(policy, charge, state, limit, found.window, began_at)
         if isinstance(quota, ConcurrencyQuota):
             assert isinstance(limit, int)
             slots = self._slots(quota, key, units, limit, is_shadow=policy.is_shadow)
@@ -376,7 +365,7 @@ class Policies:
         quota = next((each for each in self._bundle.document.quotas if each.name == name), None)
         if not isinstance(quota, AllowanceQuota):
             return None
-        limit = self._limit(quota, values.get("plan") or self._plan_of(values), key).whole
+        limit = self._limit(quota, values.get("plan") or self._plan_of(values), key).share
         return limit if isinstance(limit, int) else None
 
     def _in_force(self, age_ms: int) -> dict[str, RegionalLimit]:
@@ -392,9 +381,17 @@ class Policies:
     def _compiled(self, quota: Quota, limit: LimitValue | None) -> RegionalLimit:
         if isinstance(quota, RateQuota):
             whole = Rate(0, 0) if limit is None else parse_rate(limit, quota.algorithm)
-            return RegionalLimit(whole, base_rate(whole, self._bundle.weight, self._bundle.total_weight))
+            share = base_rate(whole, self._bundle.weight, self._bundle.total_weight)
+            return RegionalLimit(whole.burst, share, _window_of(whole))
         units = limit if isinstance(limit, int) else 0
-        return RegionalLimit(units, units)
+        window = Window(PERIOD_S[quota.period]) if isinstance(quota, AllowanceQuota) else Window()
+        return RegionalLimit(units, units, window)
+
+
+def _window_of(rate: Rate) -> Window:
+    if rate.window_ms:
+        return Window(rate.window_ms // 1000)
+    return Window(max(1, rate.burst * 1_000_000 // rate.rate_micro), refills=True) if rate.rate_micro else Window()
 
 
 def _meeting_conditions(match: RoutePolicies, subject: Subject) -> list[CompiledPolicy]:
@@ -471,7 +468,6 @@ def _compile(place: int, policy: PolicySpec, quota: Quota, costs: Costs) -> Comp
         is_shadow=policy.shadow,
         is_shared=_is_shared(quota) and not policy.shadow,
         is_central=mode_of(quota) is Mode.CENTRAL,
-        window_s=PERIOD_S[quota.period] if isinstance(quota, AllowanceQuota) else 0,
         place=place,
         name=policy.name,
         quota_name=quota.name,

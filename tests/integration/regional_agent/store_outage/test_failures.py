@@ -299,7 +299,7 @@ async def test_two_local_policies_on_one_key_count_each_others_units(world: Worl
     await fails(agent, FAILURES)
     both, one = ({"tenant": "acme", "route": route} for route in ("/v1/local/two", "/v1/local"))
     first, second = [(await agent.check(both)).json() for _ in range(2)]
-    assert [(each["policy"], each["limit"]) for each in first["policies"]] == [("local", 5), ("wider", 2)]
+    assert [(each["policy"], each["share"]) for each in first["policies"]] == [("local", 5), ("wider", 2)]
     assert (first["allowed"], second["allowed"], second["denied_by"]) == (True, False, "wider")
     assert second["retry_after_ms"] > 1_000_000
     assert [(await agent.check(one)).status_code for _ in range(2)] == [200, 429], "the denied one took nothing"
