@@ -326,10 +326,30 @@ async def test_holds_of_a_dead_agent_are_freed(limited: World, agent: Agent) -> 
 async def test_a_flood_denied_by_one_policy_uses_no_window_of_another(agent: Agent) -> None:
     """A window could not take the units back."""
     bob = await agent.check(subject("/rates", user="bob"), cost=8)
-    assert told(bob)[3] == [("fast", True, 10, 2), ("steady", True, 8, 0)]
+    assert told(bob)[3] == [("fast", True, 30, 2), ("steady", True, 25, 0)]
     for _ in range(20):
         denied = await agent.check(subject("/rates"), cost=3)
-        assert told(denied)[3] == [("fast", False, 10, 2), ("steady", True, 8, 8)]
+        assert told(denied)[3] == [("fast", False, 30, 2), ("steady", True, 25, 8)]
+
+
+async def test_a_hold_over_cells_reserves_and_commits_by_quota(world: World, agent: Agent) -> None:
+    own = next(
+        each
+        for number in range(100)
+        if len(set(cells_of(each := subject("/all", user=f"u-{number}", api_key=f"k-{number}")))) == 3
+    )
+    await ready(agent, own, units=9)
+    body = {"subject": own, "units": 1, "costs": {"person": 9, "key": 5}, "ttl_ms": 60_000, "operation_id": "by quota"}
+    made = await agent.http.post("/v1/holds", json=body)
+    assert made.status_code == 201, made.text
+    commit = f"/v1/holds/{made.json()['hold_id']}:commit"
+    refused = await agent.http.post(commit, json={"costs": {"wide": 1}})
+    assert refused.json()["invalid_parameters"][0]["field"] == "costs.wide"
+    for _ in range(2):
+        done = (await agent.http.post(commit, json={"costs": {"person": 4}})).json()
+        quotas = {each["quota"]: (each["units"], each["committed"]) for each in done["quotas"]}
+        assert quotas == {"team": (1, 1), "person": (9, 4), "key": (5, 5)}
+    assert await booked(world, agent) == {"team": 1, "person": 4, "key": 5}
 
 
 class IgnoredVerdict:
