@@ -218,7 +218,10 @@ class FakeAgent:
             held.ttl_ms = max(held.ttl_ms, msgspec.json.decode(body, type=HoldExtension).ttl_ms)
         elif held.state == "open":
             held.state = "committed" if action == "commit" else "released"
-            held.committed, held.committed_costs = units, commit.costs or {}
+            held.committed = units
+            held.committed_costs = (
+                (commit.costs or {}) if commit.units is not None else held.costs | (commit.costs or {})
+            )
             self._give_back(held)
         status = HoldStatus(
             hold_id=held.id, state=held.state, units=held.units, committed=held.committed, expires_in_ms=held.ttl_ms

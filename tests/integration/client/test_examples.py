@@ -10,6 +10,7 @@ import anyio
 import pytest
 import yaml
 
+from leasehold.local_stack.seed import LIMITS
 from regional_agent.settings import AgentSettings
 from tests.integration.client.test_clients import served_agent
 from tests.integration.regional_agent.world import World
@@ -163,3 +164,23 @@ async def test_flask_answers_a_raised_denial(world: World) -> None:
     async with served_agent(world) as url:
         printed = await output_of(script, LEASEHOLD_AGENT_URL=url)
     assert printed == ["(200, 'reported\\n')", "429"]
+
+
+async def test_the_llm_gateway_limits_by_requests_and_tokens(world: World) -> None:
+    quotas = [each for each in LIMITS["quotas"] if each["name"] in ("requests", "tokens")]
+    few = {"limit": "3/hour, burst 30", "sharing": "regional"}  # ten in each region
+    policies = [each | {"wait": "30s"} for each in LIMITS["policies"] if each["quota"] in ("requests", "tokens")]
+    await world.try_out({"quotas": [quotas[0] | few, quotas[1]], "policies": policies})
+    script = (
+        "from fastapi.testclient import TestClient\n"
+        "from examples.llm_gateway import app\n"
+        "def ask(client):\n"
+        "    body = {'prompt': 'say hello', 'max_tokens': 4000}\n"
+        "    return client.post('/v1/chat', json=body, headers={'X-Tenant': 'acme'})\n"
+        "with TestClient(app) as client:\n"
+        "    print(ask(client).json(), [ask(client).status_code for _ in range(10)])\n"
+        "    print('retry-after' in ask(client).headers)\n"
+    )
+    async with served_agent(world) as url:
+        printed = await output_of(script, LEASEHOLD_AGENT=url)
+    assert printed == [f"{{'text': 'You said: say hello', 'tokens': 6}} {[200] * 9 + [429]}", "True"]
