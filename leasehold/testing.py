@@ -186,10 +186,6 @@ class FakeAgent:
         """All rules that apply are consumed, or none is. `costs` name the policy of a rule."""
         rules = [rule for rule in self._rules if rule.applies_to(request.subject)]
         costs = request.costs or NO_COSTS
-        if isinstance(request, Check) and request.mode == "refund":
-            for rule in rules:
-                rule.give_back(costs.get(rule.policy, cost))
-            rules = []
         answers = [rule.answer(costs.get(rule.policy, cost)) for rule in rules]
         denials = [each for each in answers if not each.allowed]
         for rule, each in zip(rules, answers, strict=True):
@@ -219,9 +215,7 @@ class FakeAgent:
         elif held.state == "open":
             held.state = "committed" if action == "commit" else "released"
             held.committed = units
-            held.committed_costs = (
-                (commit.costs or {}) if commit.units is not None else held.costs | (commit.costs or {})
-            )
+            held.committed_costs = ({} if commit.units is not None else held.costs) | (commit.costs or {})
             self._give_back(held)
         status = HoldStatus(
             hold_id=held.id, state=held.state, units=held.units, committed=held.committed, expires_in_ms=held.ttl_ms

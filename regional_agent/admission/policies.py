@@ -391,7 +391,7 @@ class Policies:
 def _window_of(rate: Rate) -> Window:
     if rate.window_ms:
         return Window(rate.window_ms // 1000)
-    return Window(max(1, rate.burst * 1_000_000 // rate.rate_micro), refills=True) if rate.rate_micro else Window()
+    return Window(max(1, int(rate.burst * 1_000_000 / rate.rate_micro)), refills=True) if rate.rate_micro else Window()
 
 
 def _meeting_conditions(match: RoutePolicies, subject: Subject) -> list[CompiledPolicy]:

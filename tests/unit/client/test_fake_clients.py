@@ -117,3 +117,16 @@ async def test_the_asynchronous_client_is_faked_as_well() -> None:
         await export("acme")
     client.agent.deny(retry_after_ms=100, times=1)
     assert not (await client.wait(EXPORT, timeout_s=1)).allowed
+
+
+def test_a_fake_agent_counts_costs_by_the_policy_that_they_name() -> None:
+    client = FakeClient()
+    client.agent.limit(3, policy="requests", tenant="acme")
+    client.agent.limit(5_000, policy="tokens", tenant="acme")
+    held = client.hold({"tenant": "acme"}, costs={"tokens": 4_000}, operation_id="one")
+    assert not client.check({"tenant": "acme"}, costs={"tokens": 1_001}).allowed
+    client.commit(held, costs={"tokens": 900})
+    decision = client.check({"tenant": "acme"}, costs={"tokens": 1_000})
+    assert {each.policy: each.remaining for each in decision.policies} == {"requests": 1, "tokens": 3_100}
+    with pytest.raises(RequestRejected):
+        client.hold({"tenant": "acme"}, operation_id="two")

@@ -19,6 +19,7 @@ def denied(
         kind="allowance",
         allowed=False,
         limit=9,
+        share=0,
         remaining=0,
         reset_ms=9,
         retry_after_ms=1500,
