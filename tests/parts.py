@@ -1,6 +1,7 @@
 """Parts that tests fetch by themselves (`tools/parts.py`)."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,12 @@ def part(name: str) -> Path:
         return find_or_fetch_without_root(name)
     except CannotFetch as error:
         pytest.skip(str(error))
+
+
+def toolchain(program: str) -> str:
+    """Return a compiler or runtime of the machine. Without it a test fails in CI, and is skipped elsewhere."""
+    found = shutil.which(program)
+    if found is None:
+        give_up = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        give_up(f"this machine has no {program}")
+    return found
