@@ -149,9 +149,16 @@ type Hold struct {
 // Commit consumes the units that were used, also beyond the hold, and releases the rest. Repeating it changes nothing;
 // another number is rejected. A failure is an error whatever the failure mode: a commit that is lost is not billed.
 func (h *Hold) Commit(ctx context.Context, units int64) error {
-	err := h.change(func() (*http.Response, error) {
-		return h.client.api.CommitHold(ctx, h.ID, api.HoldCommit{Units: units})
-	})
+	return h.commit(ctx, api.HoldCommit{Units: &units})
+}
+
+// CommitCosts consumes what was used of each quota, as Commit does for all of them alike.
+func (h *Hold) CommitCosts(ctx context.Context, costs map[string]int64) error {
+	return h.commit(ctx, api.HoldCommit{Costs: &costs})
+}
+
+func (h *Hold) commit(ctx context.Context, used api.HoldCommit) error {
+	err := h.change(func() (*http.Response, error) { return h.client.api.CommitHold(ctx, h.ID, used) })
 	h.isCommitted = h.isCommitted || err == nil
 	return err
 }

@@ -355,15 +355,15 @@ type HeldQuota struct {
 //
 //	`costs` has the units of each quota that it names. Without `units`, any other allowance costs what its policy says.
 type Hold struct {
-	Costs       *map[string]int64 `json:"costs,omitempty"`
-	OperationID string            `json:"operation_id"`
+	Costs       map[string]int64 `json:"costs,omitempty"`
+	OperationID string           `json:"operation_id"`
 
 	// Subject Who makes a request, and for what. Each policy counts by some of these fields.
 	Subject Subject `json:"subject"`
 
 	// TTLMs a duration in milliseconds
-	TTLMs int    `json:"ttl_ms"`
-	Units *int64 `json:"units,omitempty"`
+	TTLMs int   `json:"ttl_ms"`
+	Units int64 `json:"units,omitempty"`
 }
 
 // HoldAnswer defines model for HoldAnswer.
