@@ -19,6 +19,7 @@ from coordinator.limits.known_names import faults_of_names
 from coordinator.periods import close as periods
 from coordinator.periods.close import CloseRefused, CloseRequest, PeriodClose
 from coordinator.periods.read_periods import BookedPeriod, read_period, read_periods
+from coordinator.periods.rules.closing import Obstacle
 from coordinator.proof.seal import ShownSeal, read_seals
 from coordinator.state import CoordinatorDep
 from coordinator.usage.read_changes import UsageChange, read_usage_changes
@@ -363,6 +364,8 @@ async def close_period(
     if isinstance(answer, CloseRefused):
         missing = [to_builtins(each) for each in answer.missing]
         detail = "The period cannot be closed until people have decided what `missing` lists."
+        if all(each.what is Obstacle.NOT_OVER for each in answer.missing):
+            detail = "The period has not ended."
         raise Problem("period-not-closable", detail, extra={"missing": missing})
     found = _found(answer)
     return reply(found, 202 if found.missing and not body.dry_run else 200)

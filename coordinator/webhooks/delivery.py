@@ -19,6 +19,7 @@ from protocol.clock import Clock
 
 AT_ONCE = 20
 TIMEOUT_S = 10.0
+USER_AGENT = "Leasehold-Webhooks"
 
 
 async def deliver_webhooks(
@@ -59,7 +60,7 @@ async def _attempt(
 async def _post(
     client: httpx.AsyncClient, due: DueDelivery, headers: dict[str, str], timeout_s: float
 ) -> DeliveryResult:
-    headers = {"Content-Type": "application/json", **headers}
+    headers = {"Content-Type": "application/json", "User-Agent": USER_AGENT, **headers}
     try:
         async with (
             asyncio.timeout(timeout_s),

@@ -61,5 +61,9 @@ async def test_a_webhook_is_added_paused_rotated_and_deleted(shells: list[Shell]
     assert (await shell.json("webhook", "rotate", made["id"]))["secret"].startswith("whsec_")
     assert "deliveries to be sent again: 0" in await shell.output("webhook", "replay", made["id"])
     assert "url" in await shell.error("webhook", "add", "http://192.0.2.1/told", "period.closed")
+    misspelt = await shell.error("webhook", "add", "https://192.0.2.1/told", "period.clozed")
+    assert (misspelt.count("\n"), "'allowance.overdrawn'" in misspelt) == (1, True), (
+        "told once, with the events there are"
+    )
     await shell.output("webhook", "delete", made["id"])
     assert "no such webhook" in await shell.error("webhook", "delete", made["id"])

@@ -126,6 +126,7 @@ async def test_a_month_that_has_not_ended_is_not_closed(agent_harness: AgentHarn
     answer = await closed(agent_harness)
     assert answer.status_code == 409
     assert [each["what"] for each in answer.json()["missing"]] == ["not_over"]
+    assert answer.json()["detail"] == "The period has not ended."
     assert await agent_harness.one("SELECT state FROM period") == "open"
     assert (await closed(agent_harness, "2027-01")).status_code == 404
     assert (await closed(agent_harness, "soon")).status_code == 404

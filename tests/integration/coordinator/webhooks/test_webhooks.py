@@ -140,6 +140,7 @@ async def test_an_event_is_delivered_signed_and_once(
     assert not is_genuine(made["secret"], receiver.heard[0][0], receiver.heard[0][1] + b" ", admin_harness.clock.time)
     assert not is_genuine("whsec_b3RoZXI=", *receiver.heard[0], admin_harness.clock.time)
     verify(made["secret"], *receiver.heard[0])
+    assert receiver.heard[0][0]["user-agent"] == "Leasehold-Webhooks"
     admin_harness.clock.move(minutes=6)
     assert not is_genuine(made["secret"], *receiver.heard[0], admin_harness.clock.time)
 
