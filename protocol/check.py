@@ -127,6 +127,7 @@ class PolicyAnswer(Struct, frozen=True, kw_only=True, gc=False):
     degraded: FailureMode | None = None  # the failure mode that answered in place of the store
     delay_ms: int = 0  # for a leaky bucket: how long to wait before the work is begun
     shadow: bool = False  # the policy is counted, and denies nothing
+    unlimited: bool = False  # the policy admits everything and counts nothing; `limit` and `remaining` are the maximum
 
 
 class CheckAnswer(Struct, frozen=True, kw_only=True, gc=False):

@@ -6,7 +6,7 @@ in a policy bundle. The kinds of quota are a tagged union: the field `kind` deci
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -42,7 +42,8 @@ SHORTEST_DEFAULT_HORIZON_MS, LONGEST_DEFAULT_HORIZON_MS = 10_000, 120_000
 DEFAULT_REPORT_WITHIN = "auto"  # depends on how long the rest of the limit lasts: see coordinator/exchange/rules/pacing
 SHORTEST_REPORT_WITHIN_MS, LONGEST_REPORT_WITHIN_MS = 100, 3_600_000  # that a document may set
 ALL = "all"  # carry over all that is left
-LimitValue = int | str  # units of an allowance or a concurrency, or a rate such as `100/second`
+UNLIMITED = "unlimited"  # the limit of a rate or a concurrency that admits everything
+LimitValue = int | str  # units of an allowance or a concurrency, a rate such as `100/second`, or UNLIMITED
 Limit = LimitValue | dict[str, LimitValue]
 
 
@@ -360,6 +361,11 @@ def limit_of(quota: Quota, plan: str | None) -> LimitValue | None:
         return quota.limit
     others = quota.limit.get(OTHER_PLANS)
     return others if plan is None else quota.limit.get(plan, others)
+
+
+def limits_of(quota: Quota) -> Collection[LimitValue]:
+    """Return the quota's limits on all plans."""
+    return quota.limit.values() if isinstance(quota.limit, dict) else [quota.limit]
 
 
 def costs_of(document: LimitsDocument, policy: PolicySpec) -> Costs:

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from protocol.check import CheckAnswer, DenialCause, PolicyAnswer
 from protocol.clock import Clock
 from protocol.limits.document import AllowanceQuota
 from protocol.outcomes import DenialReason
 from protocol.periods import calendar_of, period_at
-from regional_agent.admission.policies import PolicyCharge, Window
+from protocol.units import MAX_UNITS
+from regional_agent.admission.policies import CompiledPolicy, PolicyCharge, Window
 from regional_agent.admission.rules.denial_causes import RETRY_MS, LeaseOutlook, cause_of, retry_after_ms
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.leasing.quotas import Quotas
@@ -46,6 +48,28 @@ def answer_of(allowed: bool, degraded: str | None, policies: list[PolicyAnswer])
         denied_by=None if last is None else last.policy,
         retry_after_ms=0 if last is None else last.retry_after_ms,
     )
+
+
+def unlimited_answer(policy: CompiledPolicy) -> PolicyAnswer:
+    """Return the answer of a policy that admits everything."""
+    return PolicyAnswer(
+        policy=policy.name,
+        quota=policy.quota_name,
+        kind=policy.kind,
+        allowed=True,
+        limit=MAX_UNITS,
+        share=MAX_UNITS,
+        remaining=MAX_UNITS,
+        reset_ms=0,
+        retry_after_ms=0,
+        shadow=policy.is_shadow,
+        unlimited=True,
+    )
+
+
+def with_unlimited(answer: CheckAnswer, unlimited: Sequence[CompiledPolicy]) -> CheckAnswer:
+    """Add the policies that admit everything to an answer, behind all that were counted."""
+    return replace(answer, policies=[*answer.policies, *map(unlimited_answer, unlimited)])
 
 
 def _passes_last(policy: PolicyAnswer) -> tuple[bool, int]:

@@ -15,7 +15,7 @@ from protocol.check import Check, CheckAnswer, DenialCause, Hold
 from protocol.clock import Clock
 from protocol.limits.rates import SLICED
 from protocol.outcomes import DenialReason
-from regional_agent.admission.answers import PolicyAnswers, Verdict, answer_of
+from regional_agent.admission.answers import PolicyAnswers, Verdict, answer_of, unlimited_answer, with_unlimited
 from regional_agent.admission.blocks import Blocked, Blocks
 from regional_agent.admission.denial_cache import DenialCache
 from regional_agent.admission.pending_check import Caller, PendingCheck
@@ -169,7 +169,7 @@ class AdmissionEngine:
         for each in policy_charges:
             if each.state.denials and (denied := self.denials.find(each.state, request, now_ms)) is not None:
                 return self._repeat_denial(plan, denied, now_ms)
-        return None
+        return None if policy_charges else self._unlimited_verdict(plan)
 
     def _repeat_denial(self, plan: CheckPlan, denied: StoreDecision, now_ms: int) -> Verdict:
         for each in plan.policy_charges:
@@ -336,6 +336,8 @@ class AdmissionEngine:
             answers = [self._answers.answer(plan.policy_charges[0], decision.policies[0])]
         else:
             answers = list(map(self._answers.answer, plan.policy_charges, decision.policies))
+        if plan.unlimited:
+            answers += map(unlimited_answer, plan.unlimited)
         if not plan.is_subrequest:
             self._metrics.checks.note(answers)
         answer = answer_of(decision.allowed, None, answers)
@@ -344,6 +346,12 @@ class AdmissionEngine:
         if not answer.allowed and not plan.is_subrequest:
             self._log_denial(plan, answer)
         return Verdict(answer, plan.policy_charges, decision.hold)
+
+    def _unlimited_verdict(self, plan: CheckPlan) -> Verdict:
+        """Admit what only policies without a limit match."""
+        answers = list(map(unlimited_answer, plan.unlimited))
+        self._metrics.checks.note(answers)
+        return Verdict(answer_of(True, None, answers), [])
 
     def _blocked_verdict(self, plan: CheckPlan, blocked: Blocked) -> Verdict:
         """Deny without asking the store: a block holds during an outage, too, and nothing is consumed."""
@@ -404,7 +412,9 @@ def resolve(future: asyncio.Future[T], result: T) -> None:
 
 
 def _verdict_of(plan: CheckPlan, answer: CheckAnswer | Exception) -> Verdict | Exception:
-    return answer if isinstance(answer, Exception) else Verdict(answer, plan.policy_charges)
+    if isinstance(answer, Exception):
+        return answer
+    return Verdict(with_unlimited(answer, plan.unlimited) if plan.unlimited else answer, plan.policy_charges)
 
 
 def _is_request_error(outcome: Exception) -> bool:

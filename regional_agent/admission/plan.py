@@ -10,6 +10,7 @@ from protocol.check import NO_COSTS, Check, Hold
 from protocol.limits.document import LABEL_PREFIX, AllowanceQuota
 from regional_agent.admission.blocks import Blocked
 from regional_agent.admission.policies import (
+    CompiledPolicy,
     HoldNeeded,
     Policies,
     PolicyCharge,
@@ -41,6 +42,7 @@ class CheckPlan(Struct, frozen=True, eq=False, gc=False):
     subject: Subject
     policy_charges: list[PolicyCharge]
     request: StoreRequest
+    unlimited: tuple[CompiledPolicy, ...] = ()  # policies that admit the request whatever it costs
     blocked: Blocked | None = None  # then the rest is empty
     unmatched: UnmatchedRequest | None = None  # where no enforced policy matches
     hold_ms: int | None = None  # of a hold: how long it lasts
@@ -68,7 +70,7 @@ def subject_of(check: Check) -> Subject:
 
 
 def plan_blocked(check: Check, subject: Subject, blocked: Blocked) -> CheckPlan:
-    return CheckPlan(subject, [], StoreRequest(check.mode, ()), blocked)
+    return CheckPlan(subject, [], StoreRequest(check.mode, ()), blocked=blocked)
 
 
 def plan_request(policies: Policies, check: Check, subject: Subject, adjust_ceiling: int) -> CheckPlan:
@@ -83,10 +85,13 @@ def plan_request(policies: Policies, check: Check, subject: Subject, adjust_ceil
     request = StoreRequest(
         check.mode, tuple([each.charge for each in policy_charges]), _operation(check, subject, policy_charges)
     )
+    unlimited = policies.unlimited_for(subject) if policies.has_unlimited else ()
     for each in policy_charges:
-        if not each.policy.is_shadow:
-            return CheckPlan(subject, policy_charges, request)
-    return CheckPlan(subject, policy_charges, request, unmatched=policies.unmatched(subject))
+        if not each.is_shadow:
+            return CheckPlan(subject, policy_charges, request, unlimited)
+    if any(not policy.is_shadow for policy in unlimited):
+        return CheckPlan(subject, policy_charges, request, unlimited)
+    return CheckPlan(subject, policy_charges, request, unlimited, unmatched=policies.unmatched(subject))
 
 
 def require_no_slots(plan: CheckPlan, mode: str) -> None:

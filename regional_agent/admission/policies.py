@@ -8,6 +8,7 @@ the most frequent routes are cached. All caches belong to one bundle and go with
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, TypeGuard
@@ -30,6 +31,7 @@ from protocol.identifiers import (
 from protocol.limits.document import (
     LABEL_PREFIX,
     OTHER_CLASSES,
+    UNLIMITED,
     Alignment,
     AllowanceQuota,
     ConcurrencyQuota,
@@ -49,6 +51,7 @@ from protocol.limits.document import (
     costs_of,
     is_label,
     limit_of,
+    limits_of,
     mode_of,
     sharing_of,
     slot_ttl_ms,
@@ -56,6 +59,7 @@ from protocol.limits.document import (
 from protocol.limits.rates import SLICED, Rate, Sharing, base_rate, base_slots, parse_duration_ms, parse_rate, share_of
 from protocol.limits.routes import RouteNormalizer
 from protocol.limits.windows import DAY_MS, CalendarWindow, calendar_window
+from protocol.units import MAX_UNITS
 from regional_agent.admission.key_states import KeyState, KeyStates
 from regional_agent.admission.rules.generational_cache import GenerationalCache
 from regional_agent.admission.rules.routes import Routes
@@ -106,7 +110,7 @@ class RegionalLimit(NamedTuple):
     """A limit in all regions, and of a rate this region's base share of it."""
 
     units: int
-    share: int | Rate
+    share: int | Rate | str  # or UNLIMITED
     window: Window
 
 
@@ -231,6 +235,9 @@ class Policies:
         self._overrides = self._in_force(age_ms)
         self._overridden = {name_of_quota(key) for key in self._overrides}
         self.quotas = frozenset(each.name for each in bundle.document.quotas)
+        self.has_unlimited = any(UNLIMITED in limits_of(quota) for quota in bundle.document.quotas) or any(
+            limit.share == UNLIMITED for limit in self._overrides.values()
+        )
         self.central = frozenset(each.name for each in bundle.document.quotas if mode_of(each) is Mode.CENTRAL)
 
     def match(self, subject: Subject) -> list[CompiledPolicy]:
@@ -266,6 +273,7 @@ class Policies:
         """Return what each policy that the request meets charges. Shadows ignore a subject that they cannot read.
 
         `costs` has the units of each quota that it names. Others charge `cost`, or what their policy says.
+        Policies whose quota is unlimited for the subject charge nothing: see `unlimited_for`.
         """
         match, charges = self._match_route(subject), []
         if match.normal:
@@ -274,11 +282,26 @@ class Policies:
         for policy in _meeting_conditions(match, subject):
             try:
                 units = costs.get(policy.quota_name, cost) if costs else cost
-                charges.append(self._charge(policy, subject, match.route_class, plan, units))
+                charge = self._charge(policy, subject, match.route_class, plan, units)
+                if charge is not None:
+                    charges.append(charge)
             except (UnknownSubjectField, InvalidAddress, InvalidSubjectValue):
                 if not policy.is_shadow:
                     raise
         return charges
+
+    def unlimited_for(self, subject: Subject) -> tuple[CompiledPolicy, ...]:
+        """Return the policies that the request meets, and whose quota has no limit for it.
+
+        It raises nothing, so it is called after `charges_for`, which refuses a subject that cannot be read.
+        """
+        match, plan, found = self._match_route(subject), self._plan_of(subject), []
+        subject = subject | match.normal
+        for policy in _meeting_conditions(match, subject):
+            with suppress(UnknownSubjectField, InvalidAddress, InvalidSubjectValue):  # of a shadow
+                if self._limit(policy.quota, plan, policy.key(subject, match.route_class, plan)).share == UNLIMITED:
+                    found.append(policy)
+        return tuple(found)
 
     def unmatched(self, subject: Subject) -> UnmatchedRequest:
         """Return the request as one that no enforced policy matches."""
@@ -289,11 +312,14 @@ class Policies:
 
     def _charge(
         self, policy: CompiledPolicy, subject: Subject, route_class: str, plan: str | None, cost: int | None
-    ) -> PolicyCharge:
+    ) -> PolicyCharge | None:
         quota, units = policy.quota, policy.cost(route_class) if cost is None else cost
         key = policy.key(subject, route_class, plan)
-        found, state = self._limit(quota, plan, key), self._keys.of(key)
+        found = self._limit(quota, plan, key)
         limit = found.share
+        if limit == UNLIMITED:
+            return None
+        state = self._keys.of(key)
         if isinstance(quota, AllowanceQuota):
             assert isinstance(limit, int)
             on_expiry, dimensions = policy.spec.on_hold_expiry.value, policy.usage_dimensions(subject, route_class)
@@ -355,8 +381,7 @@ class Policies:
             return None
         limit = self._limit(quota, values.get("plan") or self._plan_of(values), key).share
         if isinstance(quota, ConcurrencyQuota):
-            assert isinstance(limit, int)
-            return self._slots(quota, key, 0, limit, is_shadow=False)
+            return self._slots(quota, key, 0, limit, is_shadow=False) if isinstance(limit, int) else None
         return limit if isinstance(limit, Rate) and not limit.is_slow else None
 
     def allowance_limit(self, key: str) -> int | None:
@@ -379,6 +404,8 @@ class Policies:
         return self._compiled(quota, limit_of(quota, plan))
 
     def _compiled(self, quota: Quota, limit: LimitValue | None) -> RegionalLimit:
+        if limit == UNLIMITED:
+            return RegionalLimit(MAX_UNITS, UNLIMITED, Window())
         if isinstance(quota, RateQuota):
             whole = Rate(0, 0) if limit is None else parse_rate(limit, quota.algorithm)
             share = base_rate(whole, self._bundle.weight, self._bundle.total_weight)

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from protocol.check import Check, Hold, PolicyAnswer
 from protocol.outcomes import HoldOutcome
-from regional_agent.admission.answers import Verdict, answer_of
+from regional_agent.admission.answers import Verdict, answer_of, with_unlimited
 from regional_agent.admission.blocks import Blocks
 from regional_agent.admission.engine import verdict_on
 from regional_agent.admission.pending_check import Caller
@@ -130,6 +130,8 @@ class MultiCellAdmission:
             log.exception("multi-cell check failed")
             outcome = error
         if isinstance(outcome, Verdict):
+            if plan.unlimited and outcome.answer.blocked_by is None:
+                outcome = replace(outcome, answer=with_unlimited(outcome.answer, plan.unlimited))
             self._metrics.checks.note(outcome.answer.policies)
             if not outcome.answer.allowed and plan.request.mode not in LOOKS:
                 self._metrics.decision_log.note(plan.subject, outcome.answer, int(began * 1000))
@@ -223,6 +225,7 @@ class TwoPhaseCheck:
             self._plan,
             policy_charges=[self._plan.policy_charges[place] for place in step.places],
             request=request,
+            unlimited=(),  # they are added to the whole answer
             hold_ms=hold_ms,
             sibling_holds=siblings,
             is_subrequest=True,

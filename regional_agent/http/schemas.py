@@ -74,10 +74,10 @@ MAX_HEADER_INTEGER = 999_999_999_999_999  # of structured fields (RFC 9651)
 def headers_of(policies: Sequence[PolicyAnswer], windows: Sequence[Window]) -> dict[str, str]:
     """Return RateLimit headers (draft -11) for all enforced policies, and X-RateLimit headers for the tightest one.
 
-    A policy that admitted the request without counting it (`open`) has no figures, so it has no headers.
+    A policy that admitted the request without counting it (`open`, or unlimited) has no figures, so it has no headers.
     """
     quotas, left, tightest = [], [], None
-    for each, window in zip(policies, windows, strict=True):
+    for each, window in zip((each for each in policies if not each.unlimited), windows, strict=True):
         if each.shadow or (each.allowed and each.degraded == "open"):
             continue
         quotas.append(f'"{each.policy}";q={min(each.limit, MAX_HEADER_INTEGER)}{_window_parameter(each, window)}')

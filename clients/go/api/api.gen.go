@@ -423,6 +423,7 @@ type PolicyAnswer struct {
 	RetryAfterMs *int64                `json:"retry_after_ms"`
 	Shadow       bool                  `json:"shadow,omitempty"`
 	Share        int64                 `json:"share"`
+	Unlimited    *bool                 `json:"unlimited,omitempty"`
 }
 
 // PolicyAnswerDegraded defines model for PolicyAnswer.Degraded.

@@ -9,6 +9,7 @@ from coordinator.rebalancing.rules.region_settings import NOTHING_SET, Setting, 
 from coordinator.shared_limits.rules import SLOT_MICRO, Member, SharingTerms, terms_of, terms_of_slots
 from protocol.identifiers import parse_quota_key, wider_keys
 from protocol.limits.document import (
+    UNLIMITED,
     AllowanceQuota,
     ConcurrencyQuota,
     Horizon,
@@ -145,6 +146,8 @@ def rate_terms(catalogue: Catalogue, quota_key: str) -> SharingTerms | GrantRefu
     limit = limit_of_key(catalogue, spec, quota_key)
     if limit is None:
         return GrantRefusal.NO_LIMIT
+    if limit == UNLIMITED:
+        return GrantRefusal.NOT_LEASED
     rate = parse_rate(limit, spec.algorithm)
     if rate.is_slow:
         return GrantRefusal.NOT_LEASED

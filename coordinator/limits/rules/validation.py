@@ -23,6 +23,7 @@ from protocol.limits.document import (
     SHORTEST_REPORT_WITHIN_MS,
     SOFT,
     SUBJECT_FIELDS,
+    UNLIMITED,
     USAGE_FIELDS,
     Alignment,
     AllowanceQuota,
@@ -244,12 +245,18 @@ def _faults_of_limit(document: LimitsDocument, where: str, quota: Quota) -> Iter
 
 def faults_of_value(where: str, quota: Quota, value: LimitValue) -> Iterator[DocumentFault]:
     """Check one limit, of the document or of an override."""
+    if value == UNLIMITED:
+        if isinstance(quota, AllowanceQuota):
+            reason = "an allowance is billed, and its limit bounds mistakes: write the most that you would bill"
+            yield DocumentFault(where, "unlimited", reason)
+        return
     if isinstance(quota, RateQuota):
         yield from _faults_of_rate(where, value, quota)
         return
     most = MAX_SLOTS if isinstance(quota, ConcurrencyQuota) else MAX_UNITS
     if not isinstance(value, int) or not 0 <= value <= most:
-        yield DocumentFault(where, "units", f"a whole number from 0 to {most} is needed, not {value!r}")
+        others = "" if isinstance(quota, AllowanceQuota) else f", or {UNLIMITED!r}"
+        yield DocumentFault(where, "units", f"a whole number from 0 to {most}{others} is needed, not {value!r}")
 
 
 def _faults_of_rate(where: str, value: LimitValue, quota: RateQuota) -> Iterator[DocumentFault]:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 from coordinator.limits.rules.validation import DocumentFault, faults_of_value
-from protocol.limits.document import LimitValue, Quota, RateQuota
+from protocol.limits.document import UNLIMITED, LimitValue, Quota, RateQuota
 from protocol.limits.rates import parse_rate
 
 MAX_WEIGHT = 1_000_000
@@ -44,7 +44,9 @@ def faults_of_settings(
 
 def _faults_of_values(spec: Quota, region: str, setting: Setting) -> Iterator[DocumentFault]:
     for name, value in (("floor", setting.floor), ("ceiling", setting.ceiling)):
-        if value is not None:
+        if value == UNLIMITED:
+            yield DocumentFault(f"settings.{region}.{name}", "units", f"A {name} is a number or a rate.")
+        elif value is not None:
             yield from faults_of_value(f"settings.{region}.{name}", spec, value)
 
 
@@ -60,7 +62,7 @@ def _too_much(spec: Quota, limits: Iterable[LimitValue], settings: Mapping[str, 
     """Return the fault of floors that add up to more than the smallest limit."""
     floors = [each.floor for each in settings.values() if each.floor is not None]
     kept = sum(amount(spec, floor) for floor in floors)
-    if too_small := [limit for limit in limits if kept > amount(spec, limit)]:
+    if too_small := [limit for limit in limits if limit != UNLIMITED and kept > amount(spec, limit)]:
         reason = f"The floors ({', '.join(map(str, floors))}) add up to more than the limit of a plan, {too_small[0]}."
         yield DocumentFault("settings", "floors", reason)
 

@@ -7,7 +7,7 @@ from coordinator.limits.rules.entitlement import Catalogue, limit_of_key
 from coordinator.limits.rules.validation import DocumentFault
 from coordinator.rebalancing.rules.region_settings import MAX_SETTINGS, NOTHING_SET, Setting, faults_of_settings
 from protocol.identifiers import parse_quota_key
-from protocol.limits.document import LimitValue, Mode, Quota, mode_of
+from protocol.limits.document import LimitValue, Mode, Quota, limits_of, mode_of
 
 Patches: TypeAlias = Mapping[str, Mapping[str, int | str | None]]  # by region
 
@@ -79,4 +79,4 @@ def _limits_of_key(catalogue: Catalogue, spec: Quota, key: str) -> Collection[Li
     limit = limit_of_key(catalogue, spec, key) if "tenant" in parse_quota_key(key)[1] else None
     if limit is not None:
         return [limit]
-    return list(spec.limit.values()) if isinstance(spec.limit, dict) else [spec.limit]
+    return limits_of(spec)

@@ -336,6 +336,8 @@ RATE = RateQuota(name="api", limit="100/second")
         ),
         (RATE, ["100/second"], {"us-east": Setting(1, 5)}, [("settings.us-east.floor", "rate")]),
         (RATE, ["1/second"], {"us-east": Setting(1, "61/minute")}, [("settings", "floors")]),
+        (RATE, ["unlimited"], {"us-east": Setting(1, "61/minute")}, []),
+        (RATE, ["1/second"], {"us-east": Setting(1, None, "unlimited")}, [("settings.us-east.ceiling", "units")]),
     ],
 )
 def test_invalid_settings_are_named(
