@@ -11,12 +11,14 @@ from typing import Protocol
 import structlog
 
 from protocol.blocks import BlockList
+from protocol.check import Check
 from protocol.circuit_breaker import BreakerState
 from protocol.clock import Clock
 from protocol.limits.document import PolicyBundle
 from protocol.messages import Versions
 from regional_agent.admission.blocks import Blocks
 from regional_agent.admission.engine import Admission
+from regional_agent.admission.explain import ExplainAnswer, explain_check
 from regional_agent.admission.holds import Holds
 from regional_agent.admission.key_states import KeyStates
 from regional_agent.admission.policies import Policies, edges_ms
@@ -134,6 +136,10 @@ class RegionalAgent:
             )
             await self._coordinator.close()
             await self.store.close()
+
+    async def explain(self, check: Check) -> ExplainAnswer:
+        """Explain a check in a thread: a document may have thousands of policies. Raises NoPoliciesYet."""
+        return await asyncio.to_thread(explain_check, self.admission, check, self._clock.monotonic_ms())
 
     def _allowance_limit(self, quota: str) -> int | None:
         policies = self.admission.policies

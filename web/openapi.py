@@ -62,6 +62,11 @@ HEADERS: dict[str, dict[str, Any]] = {
         "schema": {"type": "string"},
         "example": "GET, HEAD",
     },
+    "Leasehold-Unmatched": {
+        "description": "No enforced policy matches the request, and the limits document warns about it or denies it.",
+        "schema": {"type": "string", "enum": ["warn", "deny"]},
+        "example": "warn",
+    },
     "RateLimit-Policy": {
         "description": "The whole limit (`q`) of each policy that matched, and its window (`w`) in seconds.",
         "schema": {"type": "string"},

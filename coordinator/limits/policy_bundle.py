@@ -22,7 +22,7 @@ async def policy_bundle(connection: Connection, region: str, now: datetime) -> P
     version: int = await connection.fetchval("SELECT version FROM policy_version")
     weight, total, hold_key = await connection.fetchrow(_REGION, region) or (0, 0, b"")
     overrides = await connection.fetch(_OVERRIDES, now)
-    document = (await read_limits(connection)).document
+    document = msgspec.structs.replace((await read_limits(connection)).document, examples=[])
     return PolicyBundle(
         version=version,
         document=document,

@@ -18,6 +18,7 @@ from coordinator.http.pagination import PageLinks, PageQuery
 from coordinator.http.parameters import Flag, Moment, Text
 from coordinator.limits import subscriptions
 from coordinator.limits.document import YAML, read_document, refuse_document, write_yaml
+from coordinator.limits.explain_examples import ExplainedExample, explain_examples, plans_of_examples
 from coordinator.limits.put_limits import LimitsOutcome, PutLimits, put_limits
 from coordinator.limits.read_limits import AppliedLimits, read_limits
 from coordinator.limits.rules.difference import Change
@@ -55,6 +56,7 @@ class LimitsPut(Struct, frozen=True):
     dry_run: bool
     changes: list[Change]
     document: LimitsDocument
+    examples: list[ExplainedExample]  # of a dry run: which policies match the examples of the document
 
 
 class PutLimitsQuery(QueryModel):
@@ -108,8 +110,16 @@ async def replace_limits(
     )
     await asyncio.to_thread(_raise_refusal, put, body)
     in_force = document if query.dry_run else put.limits.document
-    answer = LimitsPut(put.limits.version, query.dry_run, list(put.changes), in_force)
+    examples = await _examples(coordinator, document) if query.dry_run else []
+    answer = LimitsPut(put.limits.version, query.dry_run, list(put.changes), in_force, examples)
     return reply(answer, headers={"ETag": _tags(put.limits.version)[0]})
+
+
+async def _examples(coordinator: CoordinatorDep, document: LimitsDocument) -> list[ExplainedExample]:
+    if not document.examples:
+        return []
+    plans = await coordinator.database.read(lambda c: plans_of_examples(c, document))
+    return await asyncio.to_thread(explain_examples, document, plans)
 
 
 def _raise_refusal(put: PutLimits, body: bytes) -> None:

@@ -45,6 +45,7 @@ def apply(
     found = seen.json()
     if not cli.as_json:
         _print_changes(found["changes"])
+        _print_examples(found["examples"])
     if not dry_run and (found["changes"] or not found["version"]):
         cli.confirm("Apply?", yes=yes)
         found = _put(cli, text, {"Content-Type": media_type, "If-Match": seen.headers["ETag"]}, file).json()
@@ -68,6 +69,19 @@ def _print_changes(changes: list[dict[str, Any]]) -> None:
         typer.echo("nothing changes")
     for change in changes:
         typer.echo(f"{MARKS[change['change']]} {change['path']}{_values(change)}")
+
+
+def _print_examples(examples: list[dict[str, Any]]) -> None:
+    """Print for each example which policies match it, with the quota keys that they count."""
+    for each in examples:
+        found = each["explanation"]
+        policies = [f"{policy['policy']} ({policy['key'] or policy['invalid']})" for policy in found["policies"]]
+        subject = " ".join(f"{field}={value}" for field, value in found["subject"].items())
+        typer.echo(f"example {subject}: {', '.join(policies) or 'no policy'}{_unmatched(found)}")
+
+
+def _unmatched(explanation: dict[str, Any]) -> str:
+    return "" if explanation["unmatched"] is None else f"; unmatched: {explanation['unmatched']}"
 
 
 def _values(change: dict[str, Any]) -> str:

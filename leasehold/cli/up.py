@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from leasehold.cli.api import pair
+from leasehold.cli.check import AGENT_URL
 from leasehold.cli.output import fail, warn
 from leasehold.local_stack.plan import DEFAULT_BASE_PORT, HIGHEST_BASE_PORT, Stack, StackPlan, faults_of_urls
 
@@ -123,6 +124,7 @@ def variables(stack: Stack) -> Iterator[tuple[str, str]]:
     """
     yield "LEASEHOLD_URL", stack["coordinator"]
     yield "LEASEHOLD_TOKEN", stack["tokens"]["admin"]
+    yield AGENT_URL, next(iter(stack["agents"].values()))  # which `leasehold check` asks
     for region, url in stack["agents"].items():
         yield f"AGENT_{_as_name(region)}", url
     for scope, token in stack["tokens"].items():

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
-from protocol.check import LABEL_PATTERN, MAX_LABELS
+from protocol.check import LABEL_PATTERN, MAX_LABELS, Subject
 from protocol.identifiers import Name
 from protocol.limits.rates import WINDOWS, RateAlgorithm, Sharing, parse_duration_ms
 from protocol.units import MAX_UNITS, Milliseconds, PositiveUnits, Units
@@ -25,6 +25,7 @@ DEFAULT_SLOT_TTL_MS = 600_000
 MAX_ROUTE_CLASSES = 100
 MAX_ROUTES = 1000  # of a route class
 MAX_NETWORKS = 1000  # of a policy
+MAX_EXAMPLES = 100
 MAX_THRESHOLDS = 20  # of a quota
 MAX_PERCENT = 1000
 # The fields that policies count by. `ip_prefix`, `route_class` and `plan` are derived from address, route and tenant.
@@ -222,6 +223,12 @@ class PolicySpec(DocumentPart, frozen=True):
     shadow: bool = False  # decided and counted, but never enforced
 
 
+class ExampleRequest(DocumentPart, frozen=True):
+    """A request that a dry run explains. It changes nothing of what is enforced."""
+
+    subject: Subject
+
+
 class LimitsDocument(DocumentPart, frozen=True):
     quotas: Annotated[list[Quota], Meta(max_length=MAX_QUOTAS)] = []
     policies: Annotated[list[PolicySpec], Meta(max_length=MAX_POLICIES)] = []
@@ -231,6 +238,7 @@ class LimitsDocument(DocumentPart, frozen=True):
     cost_tables: Annotated[dict[str, Costs], Meta(max_length=MAX_ROUTE_CLASSES)] = {}
     routes: RouteRules = RouteRules()
     unmatched: Unmatched = Unmatched.ALLOW
+    examples: Annotated[list[ExampleRequest], Meta(max_length=MAX_EXAMPLES)] = []
 
 
 class OverrideTerm(Struct, frozen=True, kw_only=True):

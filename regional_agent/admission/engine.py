@@ -14,12 +14,13 @@ from msgspec.structs import replace
 from protocol.check import Check, CheckAnswer, DenialCause, Hold
 from protocol.clock import Clock
 from protocol.limits.rates import SLICED
+from protocol.limits.subjects import fields_of
 from protocol.outcomes import DenialReason
 from regional_agent.admission.answers import PolicyAnswers, Verdict, answer_of, unlimited_answer, with_unlimited
 from regional_agent.admission.blocks import Blocked, Blocks
 from regional_agent.admission.denial_cache import DenialCache
 from regional_agent.admission.pending_check import Caller, PendingCheck
-from regional_agent.admission.plan import CheckPlan, as_hold, plan_blocked, plan_request, require_no_slots, subject_of
+from regional_agent.admission.plan import CheckPlan, as_hold, plan_blocked, plan_request, require_no_slots
 from regional_agent.admission.policies import Policies, Subject
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.admission.rules.modes import BEYOND_LIMITS, LOOKS
@@ -124,7 +125,7 @@ class AdmissionEngine:
     def _plan(self, check: Check) -> CheckPlan:
         if self.policies is None:
             raise NoPoliciesYet
-        subject = subject_of(check)
+        subject = fields_of(check.subject)
         if check.mode != "adjust" and (blocked := self._find_block(subject)) is not None:
             return plan_blocked(check, subject, blocked)
         return plan_request(self.policies, check, subject, self._adjust_ceiling)

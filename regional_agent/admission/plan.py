@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from protocol.check import NO_COSTS, Check, Hold
-from protocol.limits.document import LABEL_PREFIX, AllowanceQuota
+from protocol.limits.document import AllowanceQuota
 from regional_agent.admission.blocks import Blocked
 from regional_agent.admission.policies import (
     CompiledPolicy,
@@ -58,15 +57,6 @@ class CheckPlan(Struct, frozen=True, eq=False, gc=False):
     def demand_already_counted(self) -> bool:
         """Return whether the peek of the same request over several cells has counted its demand."""
         return self.is_subrequest and self.request.mode not in LOOKS
-
-
-def subject_of(check: Check) -> Subject:
-    """Return the fields that policies read; a label is a field such as `labels.model`."""
-    subject: Subject = msgspec.to_builtins(check.subject)
-    if check.subject.labels is not None:
-        del subject["labels"]
-        subject |= {LABEL_PREFIX + name: value for name, value in check.subject.labels.items()}
-    return subject
 
 
 def plan_blocked(check: Check, subject: Subject, blocked: Blocked) -> CheckPlan:

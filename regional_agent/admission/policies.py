@@ -1,9 +1,9 @@
 """The policies that a request meets, and what each of them charges.
 
 The document is compiled once, when it arrives, so a request costs the same under ten policies and under ten thousand:
-a route finds its policies by hash and bisection (rules/routes.py), the limit of a quota on a plan is computed once, and
-the most frequent routes are cached. All caches belong to one bundle and go with it; anything else that changes a limit
-(an override that begins or ends) makes new Policies.
+a route finds its policies by hash and bisection (protocol/limits/route_table.py), the limit of a quota on a plan is
+computed once, and the most frequent routes are cached. All caches belong to one bundle and go with it; anything else
+that changes a limit (an override that begins or ends) makes new Policies.
 """
 
 import hashlib
@@ -56,14 +56,11 @@ from protocol.limits.document import (
     sharing_of,
     slot_ttl_ms,
 )
+from protocol.limits.explain import Explainer, RequestExplanation
 from protocol.limits.rates import SLICED, Rate, Sharing, base_rate, base_slots, parse_duration_ms, parse_rate, share_of
+from protocol.limits.route_table import Routes
 from protocol.limits.routes import RouteNormalizer
-from protocol.limits.windows import DAY_MS, CalendarWindow, calendar_window
-from protocol.units import MAX_UNITS
-from regional_agent.admission.key_states import KeyState, KeyStates
-from regional_agent.admission.rules.generational_cache import GenerationalCache
-from regional_agent.admission.rules.routes import Routes
-from regional_agent.admission.rules.subjects import (
+from protocol.limits.subjects import (
     NO_CLASS,
     NO_PLAN,
     PLAIN_FIELDS,
@@ -76,6 +73,10 @@ from regional_agent.admission.rules.subjects import (
     usage_dimensions,
     value_of,
 )
+from protocol.limits.windows import DAY_MS, CalendarWindow, calendar_window
+from protocol.units import MAX_UNITS
+from regional_agent.admission.key_states import KeyState, KeyStates
+from regional_agent.admission.rules.generational_cache import GenerationalCache
 from regional_agent.store.types import AllowanceCharge, Charge, RateCharge, SlotCharge
 
 Subject = dict[str, str]
@@ -309,6 +310,10 @@ class Policies:
         subject = subject | match.normal
         answer = self._bundle.document.unmatched
         return UnmatchedRequest(answer, match.route_class, subject.get("route", ""), subject.get("method", ""))
+
+    def explain(self, subject: Subject) -> RequestExplanation:
+        """Return for each policy whether it matches, and if not, why. It is slow, and uses none of the tables."""
+        return Explainer(self._bundle.document).explain(subject, self._plan_of(subject))
 
     def _charge(
         self, policy: CompiledPolicy, subject: Subject, route_class: str, plan: str | None, cost: int | None

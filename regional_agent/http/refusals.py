@@ -1,10 +1,10 @@
 """The problems that answer requests which admission refuses to plan: one table for the fast path and the routes."""
 
+from protocol.limits.subjects import InvalidAddress, InvalidSubjectValue
 from regional_agent.admission.engine import NoPoliciesYet
 from regional_agent.admission.plan import InvalidField
 from regional_agent.admission.policies import HoldNeeded, UnknownSubjectField
 from regional_agent.admission.rules.ceilings import AboveCeiling
-from regional_agent.admission.rules.subjects import InvalidAddress, InvalidSubjectValue
 from regional_agent.store.types import OperationConflict
 from web.problems import InvalidParameter, Problem
 

@@ -19,7 +19,8 @@ from protocol.check import (
     HoldStatus,
     Subject,
 )
-from regional_agent.admission.engine import resolve
+from regional_agent.admission.engine import NoPoliciesYet, resolve
+from regional_agent.admission.explain import ExplainAnswer
 from regional_agent.agent import RegionalAgent
 from regional_agent.http.batch import PendingBatch, authorize, plan_batch_item
 from regional_agent.http.callers import CallerRules, adjust_forbidden
@@ -71,7 +72,8 @@ health = APIRouter(tags=["health"])
 EXPORT = Subject(tenant="acme", route="/v1/exports", method="POST")
 CHECK = Check(subject=EXPORT, cost=1, operation_id="order-17")
 HOLD = Hold(subject=EXPORT, units=40, ttl_ms=60_000, operation_id="render-17")
-RATE_LIMITS = {200: RATE_LIMIT_HEADERS, 429: RATE_LIMIT_HEADERS, 503: RATE_LIMIT_HEADERS}
+UNMATCHED = (*RATE_LIMIT_HEADERS, "Leasehold-Unmatched")
+RATE_LIMITS = {200: UNMATCHED, 429: UNMATCHED, 503: RATE_LIMIT_HEADERS}
 
 
 @services.post(
@@ -111,6 +113,16 @@ async def check_batch(request: Request, region: TheRegion) -> Response:
     plans = [authorize(plan_batch_item(region.admission, bytes(item)), may_adjust=may_adjust) for item in items]
     batch.submit(region.admission, plans)
     return reply(await answer)
+
+
+@services.post("/v1/explain", **described(body=Check, example=CHECK, answers={200: ExplainAnswer, 503: None}))
+async def explain(request: Request, region: TheRegion) -> Response:
+    """Return for every policy whether it matches a check and, if not, why. Nothing is consumed."""
+    body = await read_body(request, Check)
+    try:
+        return reply(await region.explain(body))
+    except NoPoliciesYet as refusal:
+        raise problem_of(refusal) from None
 
 
 @services.post(

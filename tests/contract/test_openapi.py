@@ -106,6 +106,7 @@ DOORS = {
         "GET /readyz",
         "POST /v1/check",
         "POST /v1/check:batch",
+        "POST /v1/explain",
         "POST /v1/holds",
         "GET /v1/holds/{hold_id}",
         "POST /v1/holds/{hold_id}:commit",

@@ -28,12 +28,12 @@ from protocol.check import NO_COSTS, Check, CheckAnswer, Hold, HoldCommit, Subje
 from protocol.identifiers import subject_key
 from protocol.lease import LeaseState
 from protocol.limits.document import LimitsDocument, Mode
+from protocol.limits.subjects import InvalidSubjectValue
 from protocol.messages import OpenEpoch
 from regional_agent import agent as region_module
 from regional_agent.admission.engine import NoPoliciesYet
 from regional_agent.admission.rules import hold_ids
 from regional_agent.admission.rules.ceilings import AboveCeiling
-from regional_agent.admission.rules.subjects import InvalidSubjectValue
 from regional_agent.agent import RegionalAgent
 from regional_agent.leasing import epoch as epoch_module
 from regional_agent.settings import AgentSettings

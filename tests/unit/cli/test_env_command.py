@@ -21,12 +21,14 @@ def test_a_shell_reads_the_variables_of_a_stack(tmp_path: Path) -> None:
     (tmp_path / "stack.json").write_text(json.dumps(STACK))
     printed = CliRunner().invoke(app, ["env", "--data", str(tmp_path)])
     assert printed.exit_code == 0
-    shown = 'printf "%s\\n" "$LEASEHOLD_URL" "$LEASEHOLD_TOKEN" "$AGENT_EU_WEST" "$USAGE_READ_TOKEN" "${PATH%%:*}"'
+    names = ("LEASEHOLD_URL", "LEASEHOLD_TOKEN", "AGENT_EU_WEST", "LEASEHOLD_AGENT_URL", "USAGE_READ_TOKEN", "PATH%%:*")
+    shown = "\n".join(f'echo "${{{name}}}"' for name in names)
     done = subprocess.run(["bash", "-euc", f"{printed.output}\n{shown}"], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "http://127.0.0.1:8400",
         "lh_it's",
         "http://127.0.0.1:8412",
+        "http://127.0.0.1:8411",
         "lh_usage",
         str(Path(sys.executable).parent),
     ]

@@ -31,7 +31,7 @@ async def test_the_first_document_is_empty(admin: httpx.AsyncClient) -> None:
         "applied_at": None,
         "applied_by": None,
         "document": {"quotas": [], "policies": [], "plans": {}, "default_plan": None}
-        | {"route_classes": {}, "cost_tables": {}, "routes": RULES, "unmatched": "allow"},
+        | {"route_classes": {}, "cost_tables": {}, "routes": RULES, "unmatched": "allow", "examples": []},
     }
 
 
@@ -184,3 +184,29 @@ async def test_a_plan_is_never_dropped_while_a_tenant_is_subscribed_to_it(
     plans = set((await admin.get("/v1/limits")).json()["document"]["plans"])
     on = {row["plan"] for row in (await admin.get("/v1/subscriptions")).json()["data"]}
     assert on <= plans
+
+
+async def test_a_dry_run_explains_the_examples_of_the_document(admin: httpx.AsyncClient) -> None:
+    await admin.put("/v1/limits", json=DOCUMENT)
+    tenants = [("acme", "/v1/exports/"), ("new", "/v1/exports"), ("acme", "/v1/nowhere")]
+    examples = [{"subject": {"tenant": tenant, "route": route, "method": "post"}} for tenant, route in tenants]
+    policy = {"name": "by-plan", "by": ["plan"], "quota": "exports", "match": {"route": "/v1/exports"}}
+    document = DOCUMENT | {"policies": [policy], "examples": examples, "unmatched": "warn"}
+    assert (await admin.put("/v1/subscriptions/acme", json={"plan": "pro"})).is_success
+    tried = (await admin.put("/v1/limits", params={"dry_run": "true"}, json=document)).json()
+    explained = [each["explanation"] for each in tried["examples"]]
+    assert [[(found["policy"], found["key"]) for found in each["policies"]] for each in explained] == [
+        [("by-plan", "exports:plan=pro")],
+        [("by-plan", "exports:plan=free")],
+        [],
+    ]
+    assert [each["unmatched"] for each in explained] == [None, None, "warn"]
+    put = (await admin.put("/v1/limits", json=document)).json()
+    assert (put["examples"], put["document"]["examples"]) == ([], examples)
+
+
+async def test_agents_get_no_examples(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> None:
+    document = DOCUMENT | {"examples": [{"subject": {"tenant": "acme"}}]}
+    assert (await admin.put("/v1/limits", json=document)).is_success
+    bundle = await policy_bundle(admin_harness.owner, "us-east", admin_harness.clock.now())
+    assert bundle.document.examples == []

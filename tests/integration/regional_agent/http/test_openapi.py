@@ -44,5 +44,5 @@ async def test_calls_of_any_shape_are_answered_as_documented(world: World) -> No
     async with opened(world, service_token=TOKEN) as doors:
         with capture_logs():
             called = await asyncio.to_thread(call_everything, doors.address)
-        assert called == 8
+        assert called == 9
         assert (await doors.agent.http.get("/healthz")).status_code == 200

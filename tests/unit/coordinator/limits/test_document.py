@@ -260,6 +260,7 @@ def test_each_faulty_document_has_its_one_fault_named(text: str, expected: list[
         ("plans:", "routes: {trailing_slash: drop}\nplans:", ("routes.trailing_slash", "enum")),
         ("plans:", "routes: {slashes: merge}\nplans:", ("routes.slashes", "unknown")),
         ("plans:", "unmatched: refuse\nplans:", ("unmatched", "enum")),
+        ("plans:", "examples: [{subject: {color: red}}]\nplans:", ("examples[0].subject.color", "unknown")),
         ('route: "/v1/search*"', "route_class: heavy", ("policies[0].match.route_class", "known")),
         ('route: "/v1/search*"', "route_class: []", ("policies[0].match.route_class", "required")),
         ('route: "/v1/search*"', "ip: 10.0.0.1/8", ("policies[0].match.ip", "network")),

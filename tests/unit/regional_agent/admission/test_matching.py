@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.limits.document import LimitsDocument, PolicyBundle
+from protocol.limits.route_table import Routes
 from regional_agent.admission.policies import Policies
 from regional_agent.admission.rules.generational_cache import GenerationalCache
-from regional_agent.admission.rules.routes import Routes
 
 texts = st.text("ab/", max_size=6)  # few letters, so that some prefixes contain others
 segments = st.sampled_from(["*", "*", "a", "b", "ab", ""])
@@ -62,6 +62,8 @@ def test_matching_by_table_equals_matching_line_by_line(
     for text, method in asked * 2:  # the second time it comes from the cache
         found = [policy.spec.name for policy in policies.match({"route": "/" + text, "method": method})]
         assert found == read(written, "/" + text, method)
+        explained = policies.explain({"route": "/" + text, "method": method, "tenant": "t"}).policies
+        assert {each.policy for each in explained if each.matches} == set(found)
 
 
 def test_every_spelling_of_a_route_meets_the_same_policies_and_counts_the_same_key() -> None:

@@ -9,8 +9,8 @@ import pytest
 from coordinator.limits.rules.validation import faults_of
 from protocol.identifiers import MAX_QUOTA_KEY_LENGTH
 from protocol.limits.document import LimitsDocument, PolicyBundle
+from protocol.limits.subjects import InvalidSubjectValue
 from regional_agent.admission.policies import Policies, UnknownSubjectField, edges_ms
-from regional_agent.admission.rules.subjects import InvalidSubjectValue
 from regional_agent.store.types import AllowanceCharge, RateCharge, SlotCharge
 
 DOCUMENT: dict[str, Any] = {

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from coordinator.limits.rules.validation import faults_of
 from protocol.identifiers import parse_quota_key
 from protocol.limits.document import LimitsDocument, PolicyBundle
+from protocol.limits.subjects import InvalidAddress
 from regional_agent.admission.policies import Policies, UnknownSubjectField
-from regional_agent.admission.rules.subjects import InvalidAddress
 
 CLASSES = ["heavy", "light"]
 ROUTES = st.sampled_from(["*", "/a", "/a*", "/a/b", "/b*", "/*/b", "/b/*"])
@@ -139,6 +139,10 @@ def test_a_compiled_document_is_read_as_a_person_reads_it(
             for each in policies.charges_for(subject, None)
         ]
         assert sorted(found, key=lambda each: each[0]) == read(document, subject)
+        explained = [each for each in policies.explain(subject).policies if each.matches]
+        assert [(each.policy, each.key) for each in explained] == sorted(
+            (each.policy.name, each.charge.quota) for each in policies.charges_for(subject, None)
+        )
 
 
 def compiled(document: dict[str, Any]) -> Policies:

@@ -7,11 +7,12 @@ from urllib.parse import quote
 
 import msgspec
 
+from protocol import check
 from protocol.addresses import Address, Network, parse_address, prefix_of
 from protocol.identifiers import MAX_QUOTA_KEY_LENGTH, quota_key
-from protocol.limits.document import IpPrefix, RouteClass
+from protocol.limits.document import LABEL_PREFIX, IpPrefix, RouteClass
+from protocol.limits.route_table import Routes
 from protocol.limits.routes import RouteNormalizer
-from regional_agent.admission.rules.routes import Routes
 
 Subject = Mapping[str, str]
 
@@ -22,6 +23,15 @@ KEY_DIGITS = 16  # of the SHA-256 of an API key: enough to tell a company's keys
 _encoder = msgspec.json.Encoder(order="sorted")
 _SUBJECT_FIELD = {"ip_prefix": "ip"}  # where a key's field is read from another one of the subject
 PLAIN_FIELDS = frozenset({"tenant", "user", "api_key", "route", "method"})
+
+
+def fields_of(subject: check.Subject) -> dict[str, str]:
+    """Return the fields that policies read; a label is a field such as `labels.model`."""
+    fields: dict[str, str] = msgspec.to_builtins(subject)
+    if subject.labels is not None:
+        del fields["labels"]
+        fields |= {LABEL_PREFIX + name: value for name, value in subject.labels.items()}
+    return fields
 
 
 class InvalidAddress(Exception):
