@@ -3,7 +3,8 @@
     python -m tools.clients          # write the generated files
     python -m tools.clients --check  # name those that are out of date
 
-The generators are pinned, with hashes: oapi-codegen in `clients/go/tools.mod`.
+The generators are pinned, with hashes: oapi-codegen in `clients/go/tools.mod`, openapi-typescript in
+`clients/typescript/package-lock.json`.
 """
 
 import os
@@ -14,11 +15,12 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tools.parts import CannotFetch
+from tools.parts import CannotFetch, fetch
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "openapi" / "agent.json"
 GO = ROOT / "clients" / "go"
+TYPESCRIPT = ROOT / "clients" / "typescript"
 
 
 def generate_go(target: Path) -> None:
@@ -28,7 +30,15 @@ def generate_go(target: Path) -> None:
     )
 
 
-GENERATED: Mapping[Path, Callable[[Path], None]] = {GO / "api" / "api.gen.go": generate_go}
+def generate_typescript(target: Path) -> None:
+    generator = fetch("typescript") / "node_modules" / "openapi-typescript" / "bin" / "cli.js"
+    run(["node", generator, DOCUMENT, "--output", target, "--alphabetize"], TYPESCRIPT)
+
+
+GENERATED: Mapping[Path, Callable[[Path], None]] = {
+    GO / "api" / "api.gen.go": generate_go,
+    TYPESCRIPT / "src" / "api.ts": generate_typescript,
+}
 
 
 def generated(path: Path) -> str:

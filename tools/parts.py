@@ -156,6 +156,10 @@ TABLE: Mapping[str, DebianPackages | InstalledPackages | NpmPackages] = {
         partial(_find_libraries, "pango-1.0", "pangoft2-1.0", "harfbuzz-subset"),
         "the libraries and a font with which WeasyPrint makes PDFs",
     ),
+    "typescript": NpmPackages(
+        TOOLS.parent / "clients" / "typescript",
+        "the compiler, linter and generator of the TypeScript client; needs node and npm on the machine",
+    ),
     "pyright": NpmPackages(
         TOOLS / "pyright", "Pyright, for a test of the client's types; needs node and npm on the machine"
     ),

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NO_TEXT = {".venv.lock", ".git"}  # the latter is a file in a worktree
-NOT_OURS = r"^\.(?!ci$)|^__pycache__$|^dist$|^site$"
+NOT_OURS = r"^\.(?!ci$)|^__pycache__$|^node_modules$|^dist$|^site$"
 TEXT = {
     "",
     ".cfg",
