@@ -102,6 +102,7 @@ _OTHERS: dict[type, Callable[[Any], Any]] = {
     datetime: lambda value: value + timedelta(microseconds=1),
 }
 OF_NOTHING: dict[str, Any] = {
+    "bulk": UUID(int=7),
     "lane": 1,
     "seq": 7,
     "route_class": "x",
