@@ -55,6 +55,8 @@ DOCUMENT: dict[str, Any] = {
         {"name": "wide-key", "match": {"route": "/wide"}, "by": ["api_key"], "quota": "wide", "wait": "5s"},
         {"name": "fast", "match": {"route": "/rates"}, "by": ["tenant"], "quota": "bucket"},
         {"name": "steady", "match": {"route": "/rates"}, "by": ["user"], "quota": "window"},
+        {"name": "team-chat", "match": {"labels": {"model": ["large", "small"]}}, "by": ["tenant"], "quota": "team"},
+        {"name": "chat", "match": {"route": "/chat"}, "by": ["labels.model"], "quota": "bucket"},
         {"name": "mixed", "match": {"route": "/mixed"}, "by": ["user"], "quota": "bucket"},
         {"name": "mixed-team", "match": {"route": "/mixed"}, "by": ["tenant"], "quota": "team"},
         {"name": "counted", "match": {"route": "/counted"}, "by": ["user"], "quota": "window"},
@@ -169,6 +171,19 @@ async def test_the_answers_are_those_of_a_single_store(limited: World, agent: Ag
         ]
         assert answers[0] == answers[1]
     assert {told(await agent.check(subject(route)))[0] for route in routes} == {429}
+
+
+async def test_labels_are_counted_in_the_cells_of_their_keys(limited: World, agent: Agent) -> None:
+    keys = {model: f"bucket:labels.model={model}" for model in ("large", "small")}
+    assert len({cell_of("team:tenant=acme"), *map(cell_of, keys.values())}) > 1
+    chats = {model: {"tenant": "acme", "route": "/chat", "labels": {"model": model}} for model in keys}
+    await ready(agent, {**SUBJECT, "route": "/team"}, units=20)
+    left = {"large": 10, "small": 10}
+    for model in ("large", "small", "large", "large"):
+        answer = (await agent.check(chats[model])).json()
+        left[model] -= 1
+        assert {each["policy"]: each["remaining"] for each in answer["policies"]}["chat"] == left[model]
+    assert (await booked(limited, agent))["team"] == 4
 
 
 @pytest.mark.parametrize("clients", [200])
