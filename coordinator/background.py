@@ -22,6 +22,7 @@ from coordinator.rebalancing.follow import REBALANCES_RUNNING, follow_rebalances
 from coordinator.settings import CoordinatorSettings
 from coordinator.shared_limits.share_rates import delete_idle_shares
 from coordinator.usage.find_drift import find_drift
+from coordinator.usage.find_signals import SignalTerms, find_signals
 from coordinator.webhooks.deliveries import DELIVERIES_DUE, delete_old_events
 from coordinator.webhooks.delivery import deliver_webhooks
 from protocol.clock import Clock
@@ -34,6 +35,8 @@ def background_jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
     grace, hold_wait = (timedelta(milliseconds=ms) for ms in (settings.close_grace_ms, settings.close_hold_wait_ms))
     addresses = addresses_of(settings.database_url.get_secret_value(), settings.installation)
     documents, archives = Documents(), open_store(settings.archive)
+    used_up_after = timedelta(milliseconds=settings.used_up_after_ms)
+    signals = SignalTerms(settings.growth_factor, settings.growth_floor_units, used_up_after)
 
     def once(operation: Callable[[Connection, datetime], Awaitable[object]]) -> Callable[[Database], Awaitable[object]]:
         """Run the operation in one transaction."""
@@ -64,6 +67,7 @@ def background_jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
         Job("run_verifications", 1, lambda db: run_verifications(db, clock), HOUR_S, VERIFICATIONS_WAITING),
         Job("seal", 60, once(seal_and_announce), at_most_s=600),
         Job("find_drift", 300, once(find_drift)),
+        Job("find_signals", 60, once(lambda connection, now: find_signals(connection, signals, now))),
         Job("measure", 30, once(measure)),
         Job("delete_idle_shares", 60, once(delete_idle_shares)),
         Job("delete_idempotency_records", 60, once(delete_expired)),

@@ -61,6 +61,8 @@ class CoordinatorMetrics(DeclaredMetrics):
     overshoot = gauge(f"{_PREFIX}rate_overshoot_units", f"{_OVERSHOOT}, as measured.", "quota")
     overshoot_bound = gauge(f"{_PREFIX}rate_overshoot_bound_units", f"{_OVERSHOOT}, in the worst case.", "quota")
     units = gauge(f"{_PREFIX}units", "Units of open periods, by quota and account.", "quota", "account")
+    growing = gauge(f"{_PREFIX}growing_tenants", "Tenants whose usage has suddenly grown, by quota.", "quota")
+    used_up = gauge(f"{_PREFIX}used_up_keys", "Keys that have had nothing left for a while, by quota.", "quota")
     measured_at = gauge(
         f"{_PREFIX}ledger_figures_timestamp_seconds",
         "When one coordinator last measured units, regressed lanes and split brain for all.",
@@ -86,8 +88,11 @@ class CoordinatorMetrics(DeclaredMetrics):
         """Show the last measurement, and drop the series of quotas and regions that no longer exist."""
         if measured.figures is None or measured.measured_at is None:
             return
-        for each in (self.units, self.regressed_lanes, self.split_brain):
+        for each in (self.units, self.regressed_lanes, self.split_brain, self.growing, self.used_up):
             each.clear()
+        for metric, counts in ((self.growing, measured.figures.growing), (self.used_up, measured.figures.used_up)):
+            for quota, count in counts.items():
+                metric.labels(quota).set(count)
         for quota, account, units in measured.figures.units:
             self.units.labels(quota, account).set(units)
         for name, region in measured.figures.regions.items():

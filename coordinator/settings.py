@@ -111,6 +111,30 @@ class CoordinatorSettings(Settings):
         examples=[4_194_304],
         description="Budget per region: bytes of evidence kept in quarantine.",
     )
+    growth_factor: int = Field(
+        default=10,
+        ge=0,
+        le=1_000_000,
+        examples=[10],
+        description=(
+            "How many times the 95th percentile of a tenant's own hours an hour's usage of a quota must be to count as "
+            "sudden growth (`usage.grown`). 0 disables it."
+        ),
+    )
+    growth_floor_units: int = Field(
+        default=1_000,
+        ge=1,
+        le=MAX_UNITS,
+        examples=[1_000],
+        description="Usage of an hour below this is never sudden growth.",
+    )
+    used_up_after_ms: int = Field(
+        default=300_000,
+        ge=60_000,
+        le=900_000,
+        examples=[300_000],
+        description="How long an allowance must have nothing left to be announced (`allowance.used_up`).",
+    )
     clock_warn_ms: int = Field(
         default=1_000,
         ge=1,

@@ -23,11 +23,13 @@ class RegionFigures(Struct, frozen=True):
     split_brain: bool
 
 
-class Figures(Struct, frozen=True):
+class Figures(Struct, frozen=True, omit_defaults=True):
     """The figures that one coordinator measures for all."""
 
     units: list[tuple[str, str, float]]  # quota, account and units of the current periods
     regions: dict[str, RegionFigures]
+    growing: dict[str, int] = {}  # tenants whose usage has suddenly grown, by quota: see coordinator/usage/find_signals
+    used_up: dict[str, int] = {}  # keys that have nothing left, by quota
 
 
 class Measured(NamedTuple):
@@ -102,7 +104,8 @@ FROM pool JOIN period ON period.id = pool.period WHERE period.ends_at > now() GR
 """
 _KEEP = """
 INSERT INTO measurement (figures, measured_at) VALUES ($1::text::jsonb, clock_timestamp())
-ON CONFLICT (only_row) DO UPDATE SET figures = excluded.figures, measured_at = excluded.measured_at
+ON CONFLICT (only_row) DO UPDATE
+SET figures = measurement.figures || excluded.figures, measured_at = excluded.measured_at
 """
 _MEASURED = """
 SELECT clock_timestamp() AS read_at, figures::text AS figures, measured_at

@@ -32,6 +32,8 @@ class EventKind(StrEnum):
     SUSPENSE_NEW = "suspense.new"
     DRIFT_FOUND = "drift.found"
     ALLOWANCE_OVERDRAWN = "allowance.overdrawn"
+    ALLOWANCE_USED_UP = "allowance.used_up"
+    USAGE_GROWN = "usage.grown"
 
 
 class Event(NamedTuple):
