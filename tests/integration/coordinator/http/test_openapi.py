@@ -37,7 +37,8 @@ CLOSED = (401, 403)
 # Streams and long polls, which answer late or never end, have tests of their own.
 WAITS = {"GET /v1/regions/{region}/signals", "GET /v1/policies", "GET /v1/blocks"}
 SHOWN_TO_WHO_ADJUSTS = {
-    f"GET /v1/{each}" for each in ("adjustments", "adjustments/{adjustment}", "suspense", "quarantine")
+    f"GET /v1/{each}"
+    for each in ("adjustments", "adjustments/{adjustment}", "suspense", "suspense/bulk/{bulk}", "quarantine")
 }
 ADJUSTS = ["usage:read", "adjust:propose", "adjust:approve", "admin"]
 
