@@ -30,6 +30,7 @@ from coordinator.overrides import routes as overrides_routes
 from coordinator.proof import routes as proof_routes
 from coordinator.rebalancing import routes as rebalancing_routes
 from coordinator.regions import routes as regions_routes
+from coordinator.resets import routes as resets_routes
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from coordinator.state import Coordinator
@@ -55,6 +56,7 @@ ROUTERS = (
     limits_routes.router,
     overrides_routes.router,
     blocks_routes.router,
+    resets_routes.router,
     regions_routes.router,
     rebalancing_routes.router,
     usage_routes.router,

@@ -9,7 +9,7 @@
 -- ARGV[2]  epoch
 -- ARGV[3]  number of requests
 -- then, for each request:
--- ARGV     mode: enforce | peek | hold | adjust | peek_adjust | hold_adjust
+-- ARGV     mode: enforce | peek | hold | adjust | peek_adjust | hold_adjust | refund
 -- ARGV     how many times it is decided; more than once only for `enforce` without an operation
 -- ARGV     number of policies
 -- ARGV     digest of the operation's body; '' without an operation
@@ -19,7 +19,7 @@
 -- ARGV     only of a hold: its time to live, ms
 -- then, for each of its policies:
 -- ARGV     name of the algorithm
--- ARGV     cost
+-- ARGV     cost; of a refund it is negative
 -- ARGV     the arguments of the algorithm
 -- Returns  {'fenced'}, or one string with, for each time that a request is decided:
 --            outcome, 1 byte: 0 denied, 1 allowed, 2 replayed, 3 operation has another body, 4 error
@@ -34,7 +34,8 @@
 -- request that is decided several times reads its state once, and writes it once. Algorithms decide policies
 -- (algorithms/NAME.lua, described in lua/README.md); this script knows none of them by name. A hold is decided as a
 -- check is, but an algorithm that can `hold` sets units aside instead of consuming them. An adjustment reports work
--- that was done, so no limit binds it; one over several cells is peeked, then held, then spent. A request that fails (a
+-- that was done, so no limit binds it; one over several cells is peeked, then held, then spent. A refund is an
+-- adjustment with negative costs: it returns units to rates, never above their limit. A request that fails (a
 -- key of another type, a malformed value) fails alone; an error of the store itself (no memory, no disk) fails the
 -- call.
 
@@ -46,7 +47,7 @@ local POLICY, POLICY_BYTES = '<Bi8i8i8i8i8i8i8', 57
 
 local IS_PEEK = {peek = true, peek_adjust = true}
 local IS_HOLD = {hold = true, hold_adjust = true}
-local IS_ADJUSTMENT = {adjust = true, peek_adjust = true, hold_adjust = true}
+local IS_ADJUSTMENT = {adjust = true, peek_adjust = true, hold_adjust = true, refund = true}
 
 local key, at -- where the next key and the next argument of this call are
 local answers, answered = {}, 0 -- the texts of this call's answer, and how many there are: those behind are of another

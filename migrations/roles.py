@@ -60,6 +60,7 @@ PRIVILEGES: Mapping[str, str] = {
     "limit_override": "SELECT, INSERT, DELETE",
     "block": "SELECT, INSERT, DELETE",
     "block_version": "SELECT",
+    "reset": "SELECT, INSERT, DELETE",
     "idempotency_record": "SELECT, INSERT, DELETE",
     # late usage of closed periods
     "correction": "SELECT, INSERT",

@@ -691,6 +691,18 @@ CREATE TABLE block_version (
 );
 INSERT INTO block_version (version) VALUES (0);
 
+-- Keys of rates that people have reset, kept while a region may have to catch up.
+CREATE TABLE reset (
+    number     bigint PRIMARY KEY CHECK (number > 0),  -- milliseconds since 1970, or one more than the last
+    quota      text NOT NULL,
+    subject    jsonb NOT NULL,
+    keys       text[] NOT NULL CHECK (cardinality(keys) > 0),
+    reason     text NOT NULL CHECK (reason <> ''),
+    created_at timestamptz NOT NULL,
+    created_by text NOT NULL
+);
+CREATE INDEX reset_by_age ON reset (created_at);
+
 
 -- === Rebalancing =====================================================================================================
 

@@ -29,7 +29,7 @@ CommittedCosts = Annotated[
     dict[CostName, Units], Meta(min_length=1, max_length=MAX_COSTS, description="units, by the name of a quota")
 ]
 OperationId = Annotated[str, Meta(min_length=1, max_length=128)]
-Mode = Literal["enforce", "peek", "adjust"]
+Mode = Literal["enforce", "peek", "adjust", "refund"]
 FailureMode = Literal["open", "closed", "local"]
 UnmatchedAnswer = Literal["warn", "deny"]
 

@@ -279,7 +279,7 @@ class SharesResponse(ServiceMessage, frozen=True):
 
 class Signal(ServiceMessage, frozen=True):
     # recall | grant: units came free | fetch: units are there for you, ask | rate: report it | policies | blocks |
-    # drain
+    # resets | drain
     kind: str
     quota: QuotaKey | None = None
     keep: Units = 0

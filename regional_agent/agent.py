@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Protocol
 
 import structlog
+from msgspec.structs import replace
 
 from protocol.blocks import BlockList
 from protocol.check import Check
@@ -16,6 +17,7 @@ from protocol.circuit_breaker import BreakerState
 from protocol.clock import Clock
 from protocol.limits.document import PolicyBundle
 from protocol.messages import Versions
+from protocol.resets import ResetBatch
 from regional_agent.admission.blocks import Blocks
 from regional_agent.admission.engine import Admission
 from regional_agent.admission.explain import ExplainAnswer, explain_check
@@ -81,6 +83,15 @@ class RegionalAgent:
             clock=clock,
             state_dir=settings.state_dir,
         )
+        self._resets = Feed(
+            "resets",
+            ResetBatch,
+            poll=self._coordinator.resets,
+            put_in_force=self._distribute_resets,
+            edges_ms=lambda _: (),
+            clock=clock,
+            state_dir=None,  # the store knows which it has
+        )
         self.health = AgentHealth(self, clock)
         for cell in self.cells:
             cell.exchange.settlement.on_versions = self._on_versions
@@ -119,10 +130,10 @@ class RegionalAgent:
     async def running(self) -> AsyncIterator[None]:
         """Run the agent, from the first connection to the last exchange."""
         self.store.keep()
-        parts: list[BackgroundLoop] = [self._signals, self._policies, self._blocks, self.health]
+        parts: list[BackgroundLoop] = [self._signals, self._policies, self._blocks, self._resets, self.health]
         for cell in self.cells:
             parts += (cell.epochs, cell.exchange_loop, cell.share_loop, StoreWatch(cell.store, cell.breaker))
-            parts.append(cell.scripts.library)
+            parts += (cell.scripts.library, cell.resets)
         loops = [asyncio.create_task(_forever(part), name=type(part).__name__) for part in parts]
         try:
             yield
@@ -163,6 +174,12 @@ class RegionalAgent:
         blocks = Blocks(listed, self._clock.monotonic_ms() - age_ms)
         for cell in self.cells:
             cell.admission.blocks = blocks
+
+    def _distribute_resets(self, batch: ResetBatch, _age_ms: int) -> None:
+        """Give each cell the keys that lie in it."""
+        for cell in self.cells:
+            mine = (replace(each, keys=[key for key in each.keys if self.cell_of(key) is cell]) for each in batch.data)
+            cell.resets.add(each for each in mine if each.keys)
 
     def _on_versions(self, versions: Versions) -> None:
         self._policies.on_version(versions.policies)

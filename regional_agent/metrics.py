@@ -14,6 +14,7 @@ from prometheus_client.utils import INF
 from protocol.check import PolicyAnswer
 from protocol.circuit_breaker import BreakerState
 from regional_agent.admission.decision_log import DecisionLog
+from regional_agent.admission.rules.modes import REFUND
 from regional_agent.leasing.rules.demand import HotKey
 from regional_agent.store.library import StoreLibrary, idle_libraries
 from regional_agent.store.rules.decision_timeout import DecisionTimeout
@@ -34,11 +35,20 @@ class CheckCounts(Collector):
     def __init__(self) -> None:
         self.counts: dict[str, defaultdict[tuple[str, str], int]] = {answer: defaultdict(int) for answer in ANSWERS}
         self.unmatched: defaultdict[str, int] = defaultdict(int)  # by route class
+        self.refunds: defaultdict[str, int] = defaultdict(int)
         self.seconds = Durations(CHECK_BUCKETS_S)
 
-    def note(self, answers: Iterable[PolicyAnswer]) -> None:
+    def note(self, answers: Iterable[PolicyAnswer], mode: str) -> None:
+        if mode == REFUND:
+            self._note_refunds(answers)
+            return
         for each in answers:
             self.counts[ANSWERS[2 * each.shadow + (not each.allowed)]][each.policy, each.reason or ""] += 1
+
+    def _note_refunds(self, answers: Iterable[PolicyAnswer]) -> None:
+        for each in answers:
+            if each.allowed:
+                self.refunds[each.policy] += 1
 
     def collect(self) -> Iterator[CounterMetricFamily | HistogramMetricFamily]:
         checks = CounterMetricFamily(
@@ -56,6 +66,10 @@ class CheckCounts(Collector):
         for route_class, count in self.unmatched.items():
             unmatched.add_metric((route_class,), count)
         yield unmatched
+        refunds = CounterMetricFamily("leasehold_refunds", "Refunds of rates, by policy.", labels=("policy",))
+        for policy, count in self.refunds.items():
+            refunds.add_metric((policy,), count)
+        yield refunds
         seconds = HistogramMetricFamily(
             "leasehold_check_duration_seconds", "Time to decide a check, including waits for a lease.", labels=()
         )
@@ -200,6 +214,7 @@ class AgentMetrics(DeclaredMetrics):
     policy_version = gauge("leasehold_policy_version", "Version of the policies in force.")
     block_version = gauge("leasehold_block_list_version", "Version of the block list in force.")
     blocked = counter("leasehold_blocked_checks", "Checks denied by a block, by the field that it blocks.", "field")
+    resets = counter("leasehold_resets", "Quota keys that this agent has reset in its region's store.")
     store_calls = total("leasehold_store_commands", "Commands sent to the store.")
 
     def __init__(self) -> None:

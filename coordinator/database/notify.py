@@ -17,7 +17,7 @@ CHANNEL = "leasehold_signals"
 RECONNECT_AFTER_S = 1.0
 
 # Notifications that were sent without a listener are lost, so waiting requests look again after a reconnect.
-PERHAPS_MISSED = [msgspec.json.encode(Notice(Signal(kind=kind))).decode() for kind in ("policies", "blocks")]
+PERHAPS_MISSED = [msgspec.json.encode(Notice(Signal(kind=kind))).decode() for kind in ("policies", "blocks", "resets")]
 
 _log = structlog.get_logger(__name__)
 

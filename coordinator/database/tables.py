@@ -367,6 +367,18 @@ block_version = Table(
     required("version", BigInteger),
     required("stamp", UUID, server_default=text("gen_random_uuid()")),
 )
+# Keys of rates that people have reset.
+reset = Table(
+    "reset",
+    metadata,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    required("quota", Text),
+    required("subject", JSONB),
+    required("keys", ARRAY(Text)),
+    required("reason", Text),
+    required("created_at", Timestamp),
+    required("created_by", Text),
+)
 
 # --- Rebalancing ------------------------------------------------------------------------------------------------------
 

@@ -111,6 +111,7 @@ COVERAGE: Mapping[str, Proven | NotProven] = {
     "tenant": NotProven("names and addresses, on which no unit depends; each change is in the audit"),
     "block": NotProven("a block denies, and bills nothing; each change is in the audit"),
     "block_version": NotProven("a counter that tells agents to read the blocks again"),
+    "reset": NotProven("rates are not billed; each reset is in the audit"),
     "policy_version": NotProven("a counter that tells agents to read the limits again"),
     "verification": NotProven("answers to earlier verifications: verify again"),
     "export": NotProven("made from proven rows; request it again and compare its sha256"),

@@ -3,7 +3,7 @@
 import typer
 
 from leasehold.cli import check, limits, regions, services, up, verify
-from leasehold.cli.customers import block, override, subscription
+from leasehold.cli.customers import block, override, reset, subscription
 from leasehold.cli.finance import usage
 from leasehold.cli.finance.accounting import adjustment, period
 from leasehold.cli.finance.ledger import ledger
@@ -30,6 +30,7 @@ for module in (up, services, verify, limits, check, usage, regions):
 app.add_typer(quota, name="quota")
 app.add_typer(subscription, name="subscription")
 app.add_typer(override, name="override")
+app.add_typer(reset, name="reset")
 app.add_typer(block, name="block")
 app.add_typer(region, name="region")
 app.add_typer(rebalance, name="rebalance")

@@ -1,15 +1,19 @@
-"""`leasehold subscription`, `override` and `block`: plans of tenants, other limits for a while, and the block list."""
+"""`leasehold subscription`, `override`, `reset` and `block`: plans of tenants, other limits for a while, and blocks."""
 
 from typing import Annotated, Any
 
 import typer
 
 from leasehold.cli.api import Cli, Column, api_command, fields, pair, person, segment
+from protocol.resets import MAX_RESETS
 
 subscription = typer.Typer(
     no_args_is_help=True, help="Put tenants on plans. A tenant without a plan is on the document's default plan."
 )
 override = typer.Typer(no_args_is_help=True, help="Give a subject another limit for a while, from now or later.")
+reset = typer.Typer(
+    no_args_is_help=True, help="Let every region forget what a rate has counted, such as the failures of a log-in."
+)
 block = typer.Typer(no_args_is_help=True, help="Deny a subject everywhere within a second, whatever its quotas say.")
 
 Tenant = Annotated[str, typer.Argument(help="The tenant, as services name it.")]
@@ -117,6 +121,42 @@ def delete_override(
 ) -> None:
     """End an override before its time, or delete one that has not begun."""
     cli.delete(f"/v1/overrides/{segment(override_id)}")
+
+
+# --- resets -----------------------------------------------------------------------------------------------------------
+
+RESET: dict[str, Column] = {
+    "at": "created_at",
+    "by": person("created_by"),
+    "quota": "quota",
+    "for": _subject,
+    "reason": "reason",
+}
+
+
+@api_command(reset, scope="quota:read", name="list")
+def list_resets(cli: Cli) -> None:
+    """List the resets of the last seven days, the oldest first."""
+    found, page = [], cli.get("/v1/resets")
+    while page["data"]:
+        found += page["data"]
+        page = cli.get("/v1/resets", since=page["version"]) if len(page["data"]) == MAX_RESETS else {"data": []}
+    cli.render(found, RESET)
+
+
+@api_command(reset, scope="quota:write", name="create", changes=True)
+def create_reset(
+    cli: Cli,
+    quota: Annotated[str, typer.Argument(help="The name of a quota of kind rate.")],
+    reason: Annotated[str, typer.Option(help="The reason, which the audit log keeps.")],
+    subject: Annotated[
+        list[str],
+        typer.Option("--for", metavar="FIELD=VALUE", help="A field that the quota is counted by; repeatable."),
+    ],
+) -> None:
+    """Let every region forget, within a second, what a rate has counted of a subject."""
+    pairs = dict(pair(text, "--for FIELD=VALUE, such as user=jane") for text in subject)
+    cli.render(cli.post("/v1/resets", {"quota": quota, "subject": pairs, "reason": reason}), RESET)
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------

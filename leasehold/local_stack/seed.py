@@ -17,6 +17,7 @@ LIMITS: dict[str, Any] = {
         {"name": "reports", "kind": "concurrency", "limit": 5, "slot_ttl": "10m"},
         {"name": "requests", "kind": "rate", "limit": "300/minute, burst 60"},
         {"name": "tokens", "kind": "allowance", "limit": 1_000_000, "period": "month"},
+        {"name": "logins", "kind": "rate", "limit": "15/hour", "algorithm": "sliding_log"},
     ],
     "policies": [
         {
@@ -52,6 +53,12 @@ LIMITS: dict[str, Any] = {
             "by": ["tenant"],
             "quota": "tokens",
             "wait": "2s",
+        },
+        {
+            "name": "login",
+            "match": {"route": "/v1/login", "method": "POST"},
+            "by": ["user"],
+            "quota": "logins",
         },
     ],
 }

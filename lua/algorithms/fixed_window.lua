@@ -16,7 +16,7 @@ local function look(key, at)
   local window = ARGV[at + 2] * 1000
   local mono, started, used = clock.mono, clock.mono, 0
   if state.remembered ~= '' then started, used = struct.unpack('<dd', state.remembered) end
-  if mono - started >= window then started, used = mono, 0 end
+  if used == 0 or mono - started >= window then started, used = mono, 0 end
   state.started, state.used = started, used
   state.left_ms = math.ceil((started + window - mono) / 1000)
   return state
@@ -29,8 +29,8 @@ local function refuse(state, cost, is_enforced)
 end
 
 local function take(state)
+  share.take(state, state.used)
   state.used = state.used + state.taken
-  share.take(state)
 end
 
 local function keep(state, key)
@@ -38,7 +38,7 @@ local function keep(state, key)
 end
 
 local function tell(state, taken)
-  local used = state.used + taken
+  local used = math.max(0, state.used + taken)
   return state.burst, math.max(0, state.burst - used), used > 0 and state.left_ms or 0
 end
 

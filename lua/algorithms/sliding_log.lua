@@ -68,8 +68,26 @@ local function refuse(state, cost, is_enforced)
 end
 
 local function take(state)
-  state.used, state.newest = state.used + state.taken, clock.mono
-  share.take(state)
+  share.take(state, state.used)
+  state.used = state.used + state.taken
+  if state.taken > 0 then state.newest = clock.mono end
+end
+
+-- Remove so many units from the log, the newest first.
+local function remove(log, units)
+  local passed, rest = 0, nil
+  while units > 0 do
+    local entries = redis.call('LRANGE', log, -passed - CHUNK, -passed - 1)
+    for i = #entries, 1, -1 do
+      local moment, taken = struct.unpack('<dd', entries[i])
+      passed, units = passed + 1, units - taken
+      if units < 0 then rest = struct.pack('<dd', moment, -units) end
+      if units <= 0 then break end
+    end
+    if #entries < CHUNK then break end
+  end
+  redis.call('LTRIM', log, 0, -passed - 1)
+  if rest then redis.call('RPUSH', log, rest) end
 end
 
 local function keep(state, key, _, units)
@@ -78,13 +96,14 @@ local function keep(state, key, _, units)
   end
   state.is_over, state.over = false, 0
   local ttl_ms = state.window / 1000
-  redis.call('RPUSH', state.log, struct.pack('<dd', clock.mono, units))
+  if units < 0 then remove(state.log, -units)
+  else redis.call('RPUSH', state.log, struct.pack('<dd', clock.mono, units)) end
   redis.call('PEXPIRE', state.log, string.format('%.0f', ttl_ms + 1))
-  share.keep(KEYS[key], state, struct.pack('<dd', state.used, clock.mono), ttl_ms)
+  share.keep(KEYS[key], state, struct.pack('<dd', state.used, state.newest), ttl_ms)
 end
 
 local function tell(state, taken)
-  local used = state.used + taken
+  local used = math.max(0, state.used + taken)
   local newest = taken > 0 and clock.mono or state.newest
   local reset_ms = used > 0 and math.ceil((newest + state.window - clock.mono) / 1000) or 0
   return state.burst, math.max(0, state.burst - used), reset_ms

@@ -50,9 +50,16 @@ local function retry_ms(state, units)
   return ms_of(state, state.left + state.window - after)
 end
 
+-- The units of this window and of the previous one with so many taken. What is returned comes from this one first.
+local function with_taken(state, units)
+  local current = state.current + units
+  return math.max(0, current), math.max(0, state.previous + math.min(0, current))
+end
+
 -- The room, in units times steps, with so many units taken.
 local function room_with(state, units)
-  return (state.burst - state.current - units) * state.window - state.previous * state.left
+  local current, previous = with_taken(state, units)
+  return (state.burst - current) * state.window - previous * state.left
 end
 
 local function refuse(state, cost, is_enforced)
@@ -62,8 +69,9 @@ local function refuse(state, cost, is_enforced)
 end
 
 local function take(state)
-  state.current = math.min(state.current + state.taken, MAX_USED)
-  share.take(state)
+  share.take(state, state.current + state.previous)
+  local current, previous = with_taken(state, state.taken)
+  state.current, state.previous = math.min(current, MAX_USED), previous
 end
 
 local function keep(state, key)
@@ -73,8 +81,9 @@ end
 
 local function tell(state, taken)
   local reset_ms = 0
-  if state.current + taken > 0 then reset_ms = ms_of(state, state.left + state.window)
-  elseif state.previous > 0 then reset_ms = ms_of(state, state.left) end
+  local current, previous = with_taken(state, taken)
+  if current > 0 then reset_ms = ms_of(state, state.left + state.window)
+  elseif previous > 0 then reset_ms = ms_of(state, state.left) end
   return state.burst, math.max(0, math.floor(room_with(state, taken) / state.window)), reset_ms
 end
 

@@ -49,8 +49,8 @@ local function refuse(state, cost, is_enforced)
 end
 
 local function take(state)
+  share.take(state, (state.full - state.extra - state.level) / NANO_UNITS)
   state.level = level_with(state, state.taken)
-  share.take(state)
 end
 
 local function keep(state, key)

@@ -42,13 +42,13 @@ end
 local function reset_ms(state, taken) return math.ceil(ahead_with(state, taken) / state.rate_micro) end
 
 local function take(state)
+  share.take(state, state.ahead / NANO_UNITS)
   local nano_units = state.rest + math.min(state.taken * NANO_UNITS, MAX_UNITS) -- beyond it an adjustment is dropped
   local rest = math.fmod(nano_units, state.rate_micro)
   if rest < 0 then rest = rest + state.rate_micro end
   local latest = clock.mono + math.floor(MAX_UNITS / state.rate_micro) * 1000
   state.due = math.min(state.due + (nano_units - rest) / state.rate_micro * 1000, latest, MAX_UNITS)
   state.rest, state.ahead = rest, ahead_with(state, state.taken)
-  share.take(state)
 end
 
 local function keep(state, key)

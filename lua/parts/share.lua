@@ -2,8 +2,8 @@
 --
 -- KEYS     none
 -- ARGV     none
--- Returns  {LAYOUTS, positive, look, take, keep, read, level, install, filled, ahead, gain_ms}: all but the first are
---          functions of a key's name, a state or numbers
+-- Returns  {LAYOUTS, positive, look, take, keep, read, level, install, filled, ahead, gain_ms, forget}: all but the first
+--          are functions of a key's name, a state or numbers
 --
 -- The string is the number of a layout (a byte, see LAYOUTS), then, where the region was given a share, doubles: the
 -- share's `number`, `rate_micro`, `ends` on the store's clock, `after_micro` (-1: base share), `kept` and `spent`;
@@ -156,7 +156,9 @@ local function gain_ms(state, ms, nano_units)
   return math.min(ms, LONG_MS, over_ms + math.ceil(nano_units / positive(state.base_share_micro)))
 end
 
-local function take(state)
+-- Bound what is returned by the units that are missing, and count what is taken as spent of the share.
+local function take(state, missing)
+  if state.taken < 0 then state.taken = math.max(state.taken, -math.ceil(missing)) end
   if state.share then state.share.spent = state.share.spent + state.taken end
 end
 
@@ -177,5 +179,14 @@ local function install(key, state, share)
   write(key, state, redis.call('PTTL', key))
 end
 
+-- Forget what was counted, and keep the share.
+local function forget(key)
+  local packed = redis.call('GET', key)
+  if not packed then return end
+  if string.byte(packed) < SHARED then redis.call('DEL', key)
+  else redis.call('SET', key, string.sub(packed, 1, SHARE_BYTES + 1), 'KEEPTTL') end
+end
+
 return {LAYOUTS = LAYOUTS, positive = positive, look = look, take = take, keep = keep, read = read, level = level,
-  install = install, filled = filled, ahead = ahead, gain_ms = gain_ms}
+  install = install, filled = filled, ahead = ahead, gain_ms = gain_ms,
+  forget = forget}

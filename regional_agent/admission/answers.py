@@ -137,7 +137,8 @@ def _share(each: PolicyCharge, decision: PolicyDecision) -> int:
     """Return what the region may use now: of an allowance what its lease has left, else its part of the limit."""
     if not isinstance(each.charge, AllowanceCharge):
         return decision.limit
-    return 0 if decision.reason == DenialReason.LEASE_EXPIRED else max(0, decision.available)
+    is_spendable = decision.available > 0 and not (decision.code and decision.reason == DenialReason.LEASE_EXPIRED)
+    return decision.available if is_spendable else 0
 
 
 def _remaining_here(decision: PolicyDecision, cause: DenialCause) -> int:

@@ -19,11 +19,12 @@ from protocol.outcomes import DenialReason
 from regional_agent.admission.answers import PolicyAnswers, Verdict, answer_of, unlimited_answer, with_unlimited
 from regional_agent.admission.blocks import Blocked, Blocks
 from regional_agent.admission.denial_cache import DenialCache
+from regional_agent.admission.key_states import KeyStates
 from regional_agent.admission.pending_check import Caller, PendingCheck
 from regional_agent.admission.plan import CheckPlan, as_hold, plan_blocked, plan_request, require_no_slots
 from regional_agent.admission.policies import Policies, Subject
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
-from regional_agent.admission.rules.modes import BEYOND_LIMITS, LOOKS
+from regional_agent.admission.rules.modes import BEYOND_LIMITS, LOOKS, REFUND
 from regional_agent.admission.rules.slices import HOT
 from regional_agent.admission.token_slices import TokenSlices
 from regional_agent.admission.unmatched import UnmatchedRequests
@@ -90,10 +91,12 @@ class AdmissionEngine:
         fallback: OutageFallback,
         metrics: AgentMetrics,
         clock: Clock,
+        keys: KeyStates,
         adjust_ceiling: int = 100,
     ) -> None:
         """`adjust_ceiling`: one adjustment may book at most so many times the limit."""
         self._adjust_ceiling = adjust_ceiling
+        self._keys = keys
         self._batcher = batcher
         self._slices = slices
         self._epochs = epochs
@@ -126,7 +129,7 @@ class AdmissionEngine:
         if self.policies is None:
             raise NoPoliciesYet
         subject = fields_of(check.subject)
-        if check.mode != "adjust" and (blocked := self._find_block(subject)) is not None:
+        if check.mode not in BEYOND_LIMITS and (blocked := self._find_block(subject)) is not None:
             return plan_blocked(check, subject, blocked)
         return plan_request(self.policies, check, subject, self._adjust_ceiling)
 
@@ -205,6 +208,13 @@ class AdmissionEngine:
         )
         if returned and self._epochs.current is not None:
             self._batcher.submit(self._epochs.current, RequestRun(StoreRequest("adjust", returned), 1, lambda _: None))
+
+    def forget(self, quota: str) -> None:
+        """Forget what is remembered of a rate's key: it has been reset."""
+        state = self._keys.find(quota)
+        if state is not None:
+            state.denials = None
+        self._fallback.forget_rate(quota)
 
     async def close(self) -> None:
         await self._waiting.close()
@@ -311,11 +321,14 @@ class AdmissionEngine:
 
     def _note(self, plan: CheckPlan, decision: StoreDecision, now_ms: int, times: int = 1) -> None:
         """Note a request that was decided so many times in the records of its keys; `decision` is the last of them."""
-        is_counted = plan.is_subrequest and plan.demand_already_counted
+        is_refund = plan.request.mode == REFUND
+        is_counted = is_refund or (plan.is_subrequest and plan.demand_already_counted)
         for each, policy in zip(plan.policy_charges, decision.policies, strict=True):
             charge, state = each.charge, each.state
             is_demand = not is_counted and (policy.code == 0 or policy.reason != DenialReason.COST_ABOVE_LIMIT)
             if isinstance(charge, RateCharge):
+                if is_refund:
+                    state.denials = None
                 if is_demand:
                     cost = charge.cost
                     self._share_loop.record_demand(state, charge, cost * times, now_ms, size=cost, checks=times)
@@ -340,7 +353,7 @@ class AdmissionEngine:
         if plan.unlimited:
             answers += map(unlimited_answer, plan.unlimited)
         if not plan.is_subrequest:
-            self._metrics.checks.note(answers)
+            self._metrics.checks.note(answers, plan.request.mode)
         answer = answer_of(decision.allowed, None, answers)
         if plan.unmatched is not None:
             answer = self._unmatched.note(plan, answer)
@@ -367,7 +380,7 @@ class AdmissionEngine:
         if isinstance(answer, CheckAnswer) and not plan.is_subrequest:
             if plan.unmatched is not None:
                 answer = self._unmatched.note(plan, answer)
-            self._metrics.checks.note(answer.policies)
+            self._metrics.checks.note(answer.policies, plan.request.mode)
             self._log_denial(plan, answer)
         return _verdict_of(plan, answer)
 

@@ -1,6 +1,6 @@
 """The plan of a check: everything about it that is known before any store is asked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from regional_agent.admission.policies import (
 )
 from regional_agent.admission.rules.ceilings import AboveCeiling, allowance_ceiling, rate_ceiling
 from regional_agent.admission.rules.hold_ids import HoldId
-from regional_agent.admission.rules.modes import LOOKS
+from regional_agent.admission.rules.modes import LOOKS, REFUND
 from regional_agent.store.types import AllowanceCharge, Operation, RateCharge, SlotCharge, StoreRequest
 
 ALLOWANCE_OPERATION_TTL_MS = 24 * 3600 * 1000
@@ -72,6 +72,8 @@ def plan_request(policies: Policies, check: Check, subject: Subject, adjust_ceil
     policy_charges = policies.charges_for(subject, check.cost, costs)
     if check.mode == "adjust":
         _refuse_above_ceiling(policy_charges, adjust_ceiling, costs)
+    elif check.mode == REFUND:
+        policy_charges = _refunds(policy_charges, costs if check.cost is None else NO_COSTS)
     request = StoreRequest(
         check.mode, tuple([each.charge for each in policy_charges]), _operation(check, subject, policy_charges)
     )
@@ -101,6 +103,29 @@ def as_hold(plan: CheckPlan, hold: Hold) -> CheckPlan:
         operation = operation._replace(body=digest(["hold", operation.body, str(hold.units), str(hold.ttl_ms)]))
     request = StoreRequest("hold", tuple(each.charge for each in policy_charges), operation)
     return replace(plan, policy_charges=policy_charges, request=request, hold_ms=hold.ttl_ms)
+
+
+def _refunds(policy_charges: Sequence[PolicyCharge], quotas: Collection[str]) -> list[PolicyCharge]:
+    """Return what each rate gets back: those of the named quotas, or all if none is named."""
+    refunds = []
+    for each in policy_charges:
+        if quotas and each.policy.quota_name not in quotas:
+            continue
+        if isinstance(each.charge, RateCharge):
+            refunds.append(replace(each, charge=replace(each.charge, cost=-each.charge.cost)))
+        elif not each.is_shadow:
+            raise InvalidField("mode", "refundable", _why_not_refundable(each))
+    return refunds
+
+
+def _why_not_refundable(each: PolicyCharge) -> str:
+    if isinstance(each.charge, SlotCharge):
+        return f"policy {each.policy.name!r} limits concurrency: release its hold instead"
+    return (
+        f"policy {each.policy.name!r} counts the allowance {each.policy.quota_name!r}, which is billed: give units of "
+        "it back with an adjustment (POST /v1/adjustments of the coordinator, `leasehold adjustment propose credit`); "
+        "to refund only rates, name them in `costs`"
+    )
 
 
 def _refuse_above_ceiling(policy_charges: Sequence[PolicyCharge], factor: int, costs: Mapping[str, int]) -> None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from protocol.clock import Clock
 from regional_agent.admission.key_states import KeyState, RateSlice
 from regional_agent.admission.policies import PolicyCharge
-from regional_agent.admission.rules.modes import BEYOND_LIMITS, LOOKS
+from regional_agent.admission.rules.modes import BEYOND_LIMITS, LOOKS, REFUND
 from regional_agent.admission.rules.slices import HOT, LIFETIME_MS, Slice
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.shared_limits.share_loop import ShareLoop
@@ -53,9 +53,9 @@ class TokenSlices:
         if request.operation is not None:
             return None  # only the store knows whether an operation was admitted before
         self._drop_stale_slices()
-        slices = _take(policy_charges, now_ms)
+        slices = None if request.mode == REFUND else _take(policy_charges, now_ms)
         if slices is None:
-            if request.mode in BEYOND_LIMITS:  # it may drive a bucket below zero: return what lies here first
+            if request.mode in BEYOND_LIMITS:  # it may fill a bucket, or drive it below zero: return what lies here
                 self.return_units(policy_charges, now_ms)
             return None
         if request.mode in LOOKS:
@@ -100,6 +100,12 @@ class TokenSlices:
                 self._return(each.state, slice_, now_ms)
                 was_returned = was_returned or slice_.returned_at_ms >= since_ms
         return was_returned
+
+    def return_key(self, quota: str) -> None:
+        """Return what lies here of a key: it has been reset."""
+        state = self.held.get(quota)
+        if state is not None and state.slice is not None:
+            self._return(state, state.slice, self._clock.monotonic_ms())
 
     def units_here(self, quota: str) -> int:
         state = self.held.get(quota)

@@ -23,6 +23,7 @@ from regional_agent.leasing.quotas import Quotas
 from regional_agent.leasing.shutdown import Shutdown
 from regional_agent.metrics import AgentMetrics
 from regional_agent.settings import AgentSettings
+from regional_agent.shared_limits.resets import Resets
 from regional_agent.shared_limits.share_loop import ShareLoop
 from regional_agent.store.batcher import CheckBatcher
 from regional_agent.store.circuit_breaker import StoreCircuitBreaker
@@ -72,9 +73,11 @@ class Cell:
             fallback,
             metrics,
             clock,
+            keys,
             settings.adjust_ceiling,
         )
         booking = JournalBooking(journal, fallback.allowances, coordinator, self.scripts, self.breaker, clock)
+        self.resets = Resets(self.scripts, self.epochs, metrics, self.slices.return_key, self.admission.forget)
         self._set_up_exchanges(booking, coordinator, settings.report_interval_ms)
 
     def _set_up_exchanges(self, booking: JournalBooking, coordinator: CoordinatorClient, interval_ms: int) -> None:

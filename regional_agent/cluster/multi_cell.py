@@ -30,7 +30,7 @@ from regional_agent.admission.pending_check import Caller
 from regional_agent.admission.plan import CheckPlan
 from regional_agent.admission.policies import Policies, digest
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
-from regional_agent.admission.rules.modes import LOOKS
+from regional_agent.admission.rules.modes import LOOKS, REFUND
 from regional_agent.cluster.cell import Cell
 from regional_agent.cluster.rules.cells import cell_of, operation_cell
 from regional_agent.metrics import AgentMetrics
@@ -132,7 +132,7 @@ class MultiCellAdmission:
         if isinstance(outcome, Verdict):
             if plan.unlimited and outcome.answer.blocked_by is None:
                 outcome = replace(outcome, answer=with_unlimited(outcome.answer, plan.unlimited))
-            self._metrics.checks.note(outcome.answer.policies)
+            self._metrics.checks.note(outcome.answer.policies, plan.request.mode)
             if not outcome.answer.allowed and plan.request.mode not in LOOKS:
                 self._metrics.decision_log.note(plan.subject, outcome.answer, int(began * 1000))
             self._metrics.checks.seconds.observe(perf_counter() - began)
@@ -151,6 +151,8 @@ class TwoPhaseCheck:
 
     async def decide(self) -> Verdict:
         """Raises StoreUnavailable or StoreError if the outcome is not known."""
+        if self._plan.request.mode == REFUND:  # no cell denies it, and each remembers its own part of the operation
+            return self._merge(await self._each(self._steps, self._decide_as_requested))
         known = None if self._coordinator is None else await self._coordinator.cell.find_operation(self._operation())
         if known is not None:
             return await self._resume(known)
@@ -173,7 +175,7 @@ class TwoPhaseCheck:
         steps = [step for step in self._steps if step != self._coordinator]
         away = [step for step in steps if peeks[step].answer.degraded]
         taken = await self._each([step for step in steps if step not in away], self._set_aside)
-        return taken | await self._each(away, self._apply_fallback) if _all_admit(taken) else taken
+        return taken | await self._each(away, self._decide_as_requested) if _all_admit(taken) else taken
 
     async def _conclude_at(self, coordinator: Step, peeks: Verdicts, taken: dict[Step, Verdict]) -> Verdict:
         """Set aside in the coordinating cell, which writes the operation's record, and spend all holds."""
@@ -213,7 +215,7 @@ class TwoPhaseCheck:
         request = StoreRequest(f"hold{self._mode_suffix}", charges, operation)
         return await self._decide_step(step, request, hold_ms, siblings)
 
-    async def _apply_fallback(self, step: Step) -> Verdict:
+    async def _decide_as_requested(self, step: Step) -> Verdict:
         request = self._plan.request
         request = StoreRequest(request.mode, self._charges(step), request.operation)
         return await self._decide_step(step, request, self._plan.hold_ms)

@@ -1,5 +1,6 @@
 """The agent's client of the coordinator's HTTP API. It retries nothing: each loop owns its retries."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ from protocol.messages import (
     SharesResponse,
     Signal,
 )
+from protocol.resets import ResetBatch
 
 T = TypeVar("T")
 LONG_POLL_S = 30.0
@@ -86,6 +88,16 @@ class CoordinatorClient:
     async def blocks(self, since: int | None) -> BlockList | None:
         """Return the newest block list, or None as `policies` does."""
         return await self._newer("/v1/blocks", since, BlockList)
+
+    async def resets(self, since: int | None) -> ResetBatch | None:
+        """Return the resets after `since`, or None as `policies` does. A coordinator of an older release has none."""
+        try:
+            return await self._newer("/v1/resets", since, ResetBatch)
+        except CoordinatorRefused as refused:
+            if refused.status != httpx.codes.NOT_FOUND:
+                raise
+            await asyncio.sleep(LONG_POLL_S)
+            return None
 
     async def _newer(self, path: str, since: int | None, type_: type[T]) -> T | None:
         params = {} if since is None else {"since": since}

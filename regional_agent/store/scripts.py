@@ -11,6 +11,7 @@ from protocol.identifiers import name_of_quota
 from protocol.limits.rates import Rate
 from protocol.messages import ExchangeReply, LeaseReply, RateReport, RateShare, SlotReport, SlotShare
 from protocol.outcomes import HoldOutcome
+from protocol.resets import ResetKeys
 from protocol.units import MAX_UNITS
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.store import keys
@@ -412,6 +413,17 @@ class Scripts:
     async def quotas_with_slots(self, _: StoreIncarnation) -> list[str]:
         """Return every quota with slots that are or were lately taken. It scans all keys: for status only."""
         return sorted({name.split(":", 3)[3] for name in await self._scan(b"slots:*")})
+
+    async def reset_rates(self, incarnation: StoreIncarnation, resets: Sequence[ResetKeys]) -> int:
+        """Forget what was counted of the keys of resets that the store does not know yet. Return how many these are."""
+        names: list[bytes] = [self._fence_key]
+        numbers: list[Argument] = []
+        for each in resets:
+            for key in each.keys:
+                tag = _tag(incarnation, key)
+                names += (keys.rate(tag, key), keys.rate_log(tag, key))
+                numbers.append(each.number)
+        return int((await self._call("reset_rates", names, incarnation.fingerprint, *numbers))[1])
 
     async def _scan(self, ending: bytes) -> set[str]:
         pattern = (b"lh:{*}:" if self.cell is None else b"lh:{%d}:" % self.cell) + ending

@@ -11,7 +11,7 @@ from protocol.limits.windows import CalendarWindow
 from protocol.messages import RateReport, SlotReport
 from protocol.outcomes import DenialReason, HoldOutcome
 from regional_agent.admission.rules.hold_ids import HoldPart, HoldTerms
-from regional_agent.admission.rules.modes import LOOKS
+from regional_agent.admission.rules.modes import LOOKS, REFUND
 from regional_agent.store import keys
 from regional_agent.store.connection import Argument
 
@@ -185,7 +185,7 @@ class StoreRequest(Struct, eq=False, gc=False):
     @property
     def may_slice(self) -> bool:
         """Return whether token slices may answer all of it."""
-        is_usual = self.mode not in LOOKS and self.operation is None and self.charges
+        is_usual = self.mode not in LOOKS and self.mode != REFUND and self.operation is None and self.charges
         return bool(is_usual) and all(isinstance(each, RateCharge) and each.may_slice for each in self.charges)
 
 

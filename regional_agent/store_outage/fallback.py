@@ -77,6 +77,9 @@ class OutageFallback:
         answers = [_answer(each, allowed=True) for each in charges]
         self._keep(charges, allowances, request, answer_of(True, StoreFailure.OPEN.value, answers), on_answer)
 
+    def forget_rate(self, quota: str) -> None:
+        self._rates.forget(quota)
+
     def find_operation(self, charges: Sequence[PolicyCharge], request: StoreRequest) -> CheckAnswer | Exception | None:
         """Return the answer of an operation that this agent's journal has, whether the store is available or not."""
         operation = request.operation

@@ -37,6 +37,8 @@ DOORS = {
         "DELETE /v1/overrides/{override}",
         "GET /v1/blocks",
         "POST /v1/blocks",
+        "GET /v1/resets",
+        "POST /v1/resets",
         "DELETE /v1/blocks/{field}/{value}",
         "GET /v1/regions",
         "POST /v1/regions",

@@ -135,7 +135,9 @@ class Agent:
         sharing = ShareLoop("agent", nobody, keeper, self.keys, nobody, metrics, clock)
         self.slices = TokenSlices(batcher, keeper, sharing, clock)
         fallback = OutageFallback(Journal(None, clock, metrics.journal, most_bytes=1, most_ms=1), metrics, clock)
-        self.admission = AdmissionEngine(batcher, keeper, self.quotas, self.slices, sharing, fallback, metrics, clock)
+        self.admission = AdmissionEngine(
+            batcher, keeper, self.quotas, self.slices, sharing, fallback, metrics, clock, self.keys
+        )
         self.admission.policies = Policies(region.bundle, keys=self.keys)
 
     async def rest(self, seconds: float) -> None:

@@ -16,6 +16,7 @@ class Action(StrEnum):
     OVERRIDE_DELETED = "override.deleted"
     BLOCK_PUT = "block.put"
     BLOCK_DELETED = "block.deleted"
+    RESET_ADDED = "reset.added"
     REGION_PUT = "region.put"
     EPOCH_REBOUND = "epoch.rebound"
     EPOCH_RETIRED = "epoch.retired"

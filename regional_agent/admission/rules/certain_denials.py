@@ -1,18 +1,18 @@
 """Denials that are certain to be repeated until a known moment.
 
-A rate that denied a cost says when it will have it again. Until then it denies the same cost whatever happens, for
-others can only take from a rate. The time counts from the moment *before* the store was asked, so a denial from here
-never outlasts the store's own by more than a millisecond's rounding would. Two things make a rate give sooner: a larger
-share, and another incarnation of the store. Both change the circumstances that a denial belongs to. Another agent of
-the region may have got the larger share, so no denial is kept for longer than the interval at which shares are
-refreshed.
+A rate that denied a cost says when it will have it again. Until then it denies the same cost, for others mostly take
+from a rate. The time counts from the moment *before* the store was asked, so a denial from here never outlasts the
+store's own by more than a millisecond's rounding would. What makes a rate give sooner: a larger share, or another
+incarnation of the store, which change the circumstances that a denial belongs to; and a refund or a reset, after which
+the agent forgets the key's denials. Another agent of the region may have got the larger share or the refund, so no
+denial is kept for longer than a second.
 """
 
 from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-MAX_AGE_MS = 5_000
+MAX_AGE_MS = 1_000
 
 D = TypeVar("D")
 

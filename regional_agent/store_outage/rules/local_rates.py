@@ -47,7 +47,7 @@ class LocalRates:
         self._buckets: GenerationalCache[Hashable, _Bucket] = GenerationalCache(MOST_BUCKETS)
 
     def decide(self, asks: Sequence[RateRequest], now_ms: int, mode: str) -> list[LocalAnswer]:
-        """Decide all asks, and take all or none. A `peek` takes nothing, and an `adjust` is always admitted."""
+        """Decide all asks, and take all or none. A `peek` takes nothing; an `adjust` or `refund` is always admitted."""
         needed: Counter[Hashable] = Counter()
         answers = []
         for ask in asks:
@@ -58,11 +58,14 @@ class LocalRates:
                 self._take(ask, now_ms)
         return answers
 
+    def forget(self, key: Hashable) -> None:
+        self._buckets.forget(key)
+
     def _answer(self, ask: RateRequest, needed: int, now_ms: int, mode: str) -> LocalAnswer:
         there = self._parts(ask, now_ms)
         left = there - needed * PARTS
         allowed = left >= 0 or mode in BEYOND_LIMITS
-        after = max(0, left if allowed else there)
+        after = min(ask.burst * PARTS, max(0, left if allowed else there))
         retry_ms = 0 if allowed or needed > ask.burst else _ms_to_gain(-left, ask.rate_micro)
         return LocalAnswer(allowed, after // PARTS, _ms_to_gain(ask.burst * PARTS - after, ask.rate_micro), retry_ms)
 

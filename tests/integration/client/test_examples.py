@@ -184,3 +184,31 @@ async def test_the_llm_gateway_limits_by_requests_and_tokens(world: World) -> No
     async with served_agent(world) as url:
         printed = await output_of(script, LEASEHOLD_AGENT=url)
     assert printed == [f"{{'text': 'You said: say hello', 'tokens': 6}} {[200] * 9 + [429]}", "True"]
+
+
+async def test_the_log_in_page_locks_out_and_unlocks(world: World) -> None:
+    """A region has five of the fifteen wrong passwords that all regions permit."""
+    chosen = {
+        name: [each for each in LIMITS[name] if "logins" in (each["name"], each.get("quota"))]
+        for name in ("quotas", "policies")
+    }
+    await world.try_out(chosen)
+    script = (
+        "import time\n"
+        "from fastapi.testclient import TestClient\n"
+        "from examples.login_page import app\n"
+        "def log_in(client, password):\n"
+        "    form = {'user': 'jane', 'password': password}\n"
+        "    return client.post('/v1/login', data=form).status_code\n"
+        "with TestClient(app) as client:\n"
+        "    print([log_in(client, 'correct horse') for _ in range(7)], [log_in(client, 'x') for _ in range(7)])\n"
+        "    print(log_in(client, 'correct horse'), client.post('/support/unlock/jane').status_code, end=' ')\n"
+        "    give_up_s = time.monotonic() + 60\n"
+        "    while (status := log_in(client, 'correct horse')) == 429 and time.monotonic() < give_up_s:\n"
+        "        time.sleep(0.05)\n"
+        "    print(status)\n"
+    )
+    async with served_agent(world) as url:
+        variables = {"LEASEHOLD_AGENT": url, "LEASEHOLD_URL": world.url, "LEASEHOLD_TOKEN": world.tokens["admin"]}
+        printed = await output_of(script, **variables)
+    assert printed == ["[200, 200, 200, 200, 200, 200, 200] [401, 401, 401, 401, 401, 429, 429]", "429 204 200"]

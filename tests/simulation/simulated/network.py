@@ -39,6 +39,7 @@ from protocol.messages import (
     Signal,
 )
 from protocol.outcomes import EpochRefusal, ExchangeOutcome, GrantRefusal
+from protocol.resets import ResetBatch
 from regional_agent.leasing.coordinator_client import CoordinatorRefused, CoordinatorUnavailable
 from tests.simulation.simulated.ledger_model import LedgerModel, Transaction
 from tests.simulation.simulated.virtual_time import VirtualClock
@@ -329,6 +330,13 @@ class VirtualClient:
         """Nobody is blocked here: the list is heard once, and does not change."""
         if since is None:
             return BlockList(version=0, data=[])
+        await self._loop.create_future()
+        return None
+
+    async def resets(self, since: int | None) -> ResetBatch | None:
+        """No rate is reset here."""
+        if since is None:
+            return ResetBatch(version=0, data=[])
         await self._loop.create_future()
         return None
 

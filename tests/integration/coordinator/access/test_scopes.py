@@ -22,6 +22,7 @@ DOORS = [
     ("POST", "/v1/overrides", "quota:write"),
     ("DELETE", "/v1/overrides/00000000-0000-0000-0000-000000000000", "quota:write"),
     ("POST", "/v1/blocks", "quota:write"),
+    ("POST", "/v1/resets", "quota:write"),
     ("DELETE", "/v1/blocks/tenant/acme", "quota:write"),
     ("GET", "/v1/regions", "quota:read"),
     ("GET", "/v1/regions/eu-west", "quota:read"),

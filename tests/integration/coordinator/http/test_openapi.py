@@ -35,7 +35,7 @@ OPERATIONS = [f"{method.upper()} {path}" for path in PATHS for method in PATHS[p
 REGION = "region:eu-west"
 CLOSED = (401, 403)
 # Streams and long polls, which answer late or never end, have tests of their own.
-WAITS = {"GET /v1/regions/{region}/signals", "GET /v1/policies", "GET /v1/blocks"}
+WAITS = {"GET /v1/regions/{region}/signals", "GET /v1/policies", "GET /v1/blocks", "GET /v1/resets"}
 SHOWN_TO_WHO_ADJUSTS = {
     f"GET /v1/{each}"
     for each in ("adjustments", "adjustments/{adjustment}", "suspense", "suspense/bulk/{bulk}", "quarantine")
