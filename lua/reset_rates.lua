@@ -11,8 +11,8 @@
 -- Returns  {'fenced'} | {'reset', how many keys were reset}
 --
 -- Each agent of the region calls it for each reset, and the first call does it: `resets` of the fence is the highest
--- number so far. So resets come in the order of their numbers, all keys of one in one call. A share that the coordinator
--- gave is kept.
+-- number so far. So resets come in the order of their numbers, all keys of one in one call. A share that the
+-- coordinator gave is kept.
 
 local share = require('parts/share')
 

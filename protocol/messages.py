@@ -285,6 +285,25 @@ class Signal(ServiceMessage, frozen=True):
     keep: Units = 0
 
 
+MAX_RESETS = 1_000  # in one answer
+
+ResetNumber = Annotated[Units, Meta(description="grows with each reset")]
+
+
+class ResetKeys(Struct, frozen=True, kw_only=True):
+    """The keys of one reset: every region forgets what a rate has counted of them."""
+
+    number: ResetNumber
+    keys: list[QuotaKey]
+
+
+class ResetBatch(Struct, frozen=True, kw_only=True):
+    """Resets in order of their numbers; `version` is the number to ask from next."""
+
+    version: ResetNumber
+    data: list[ResetKeys]
+
+
 def body_hash(frozen: str) -> bytes:
     """Return what identifies an exchange: the hash of its frozen bytes."""
     return hashlib.sha256(frozen.encode()).digest()

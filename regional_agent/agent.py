@@ -16,8 +16,7 @@ from protocol.check import Check
 from protocol.circuit_breaker import BreakerState
 from protocol.clock import Clock
 from protocol.limits.document import PolicyBundle
-from protocol.messages import Versions
-from protocol.resets import ResetBatch
+from protocol.messages import ResetBatch, Versions
 from regional_agent.admission.blocks import Blocks
 from regional_agent.admission.engine import Admission
 from regional_agent.admission.explain import ExplainAnswer, explain_check

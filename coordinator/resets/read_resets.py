@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from coordinator.access.token_names import TokenName, with_token_names
 from coordinator.database.connection import Connection
-from protocol.resets import MAX_RESETS, ResetKeys, ResetNumber
+from protocol.messages import MAX_RESETS, ResetKeys, ResetNumber
 
 
 class Reset(ResetKeys, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from leasehold.cli.api import Cli, Column, api_command, fields, pair, person, segment
-from protocol.resets import MAX_RESETS
+from protocol.messages import MAX_RESETS
 
 subscription = typer.Typer(
     no_args_is_help=True, help="Put tenants on plans. A tenant without a plan is on the document's default plan."

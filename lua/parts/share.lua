@@ -2,8 +2,8 @@
 --
 -- KEYS     none
 -- ARGV     none
--- Returns  {LAYOUTS, positive, look, take, keep, read, level, install, filled, ahead, gain_ms, forget}: all but the first
---          are functions of a key's name, a state or numbers
+-- Returns  {LAYOUTS, positive, look, take, keep, read, level, install, filled, ahead, gain_ms, forget}: all but the
+--          first are functions of a key's name, a state or numbers
 --
 -- The string is the number of a layout (a byte, see LAYOUTS), then, where the region was given a share, doubles: the
 -- share's `number`, `rate_micro`, `ends` on the store's clock, `after_micro` (-1: base share), `kept` and `spent`;
@@ -188,5 +188,4 @@ local function forget(key)
 end
 
 return {LAYOUTS = LAYOUTS, positive = positive, look = look, take = take, keep = keep, read = read, level = level,
-  install = install, filled = filled, ahead = ahead, gain_ms = gain_ms,
-  forget = forget}
+  install = install, filled = filled, ahead = ahead, gain_ms = gain_ms, forget = forget}

@@ -15,11 +15,11 @@ from protocol.messages import (
     ExchangeResponse,
     OpenEpoch,
     RebindEpoch,
+    ResetBatch,
     SharesRequest,
     SharesResponse,
     Signal,
 )
-from protocol.resets import ResetBatch
 
 T = TypeVar("T")
 LONG_POLL_S = 30.0

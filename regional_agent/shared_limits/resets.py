@@ -12,7 +12,7 @@ from itertools import islice
 
 import structlog
 
-from protocol.resets import ResetKeys
+from protocol.messages import ResetKeys
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.metrics import AgentMetrics
 from regional_agent.store.connection import StoreError, StoreUnavailable

@@ -9,9 +9,8 @@ from typing import Any
 from protocol.check import NO_COSTS
 from protocol.identifiers import name_of_quota
 from protocol.limits.rates import Rate
-from protocol.messages import ExchangeReply, LeaseReply, RateReport, RateShare, SlotReport, SlotShare
+from protocol.messages import ExchangeReply, LeaseReply, RateReport, RateShare, ResetKeys, SlotReport, SlotShare
 from protocol.outcomes import HoldOutcome
-from protocol.resets import ResetKeys
 from protocol.units import MAX_UNITS
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.store import keys

@@ -6,7 +6,7 @@ import pytest
 
 from protocol.identifiers import quota_key
 from protocol.limits.rates import WINDOWS, RateAlgorithm
-from protocol.resets import ResetKeys
+from protocol.messages import ResetKeys
 from protocol.units import MAX_UNITS
 from regional_agent.store.connection import StoreConnection
 from regional_agent.store.scripts import Scripts

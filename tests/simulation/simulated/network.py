@@ -34,12 +34,12 @@ from protocol.messages import (
     ExchangeResponse,
     OpenEpoch,
     RebindEpoch,
+    ResetBatch,
     SharesRequest,
     SharesResponse,
     Signal,
 )
 from protocol.outcomes import EpochRefusal, ExchangeOutcome, GrantRefusal
-from protocol.resets import ResetBatch
 from regional_agent.leasing.coordinator_client import CoordinatorRefused, CoordinatorUnavailable
 from tests.simulation.simulated.ledger_model import LedgerModel, Transaction
 from tests.simulation.simulated.virtual_time import VirtualClock

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from coordinator.resets import operations, read_resets
-from protocol import resets
+from protocol import messages
 from tests.integration.coordinator.admin_harness import AdminHarness, problem
 
 pytestmark = pytest.mark.anyio
@@ -111,7 +111,7 @@ async def test_pages_have_all_resets_in_order(limited: httpx.AsyncClient, monkey
         found += [each["number"] for each in page["data"]]
         since = page["version"]
     assert (found, since) == (made, made[-1])
-    assert resets.MAX_RESETS > 2
+    assert messages.MAX_RESETS > 2
 
 
 async def test_an_agent_waits_for_the_next_reset(admin_harness: AdminHarness, limited: httpx.AsyncClient) -> None:
