@@ -137,10 +137,11 @@ RESET: dict[str, Column] = {
 @api_command(reset, scope="quota:read", name="list")
 def list_resets(cli: Cli) -> None:
     """List the resets of the last seven days, the oldest first."""
-    found, page = [], cli.get("/v1/resets")
-    while page["data"]:
-        found += page["data"]
-        page = cli.get("/v1/resets", since=page["version"]) if len(page["data"]) == MAX_RESETS else {"data": []}
+    page = cli.get("/v1/resets")
+    found = page["data"]
+    while len(page["data"]) == MAX_RESETS:  # the last one again: with the newest number the coordinator would wait
+        page = cli.get("/v1/resets", since=page["version"] - 1)
+        found += page["data"][1:]
     cli.render(found, RESET)
 
 

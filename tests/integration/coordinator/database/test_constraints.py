@@ -55,6 +55,8 @@ ROWS: dict[str, dict[str, str]] = {
     "limit_override": {"id": f"'{'0' * 32}'", "key": "'q:'", "quota": "'q'", "subject": "'{}'", "value": "'1'"}
     | {"valid_from": "now()", "reason": "'x'", "created_at": "now()", "created_by": "'x'"},
     "block": {"field": "'tenant'", "value": "'t'", "reason": "'x'", "created_at": "now()", "created_by": "'x'"},
+    "reset": {"number": "1", "quota": "'q'", "subject": "'{}'", "keys": "'{q:}'", "reason": "'x'"}
+    | {"created_at": "now()", "created_by": "'x'"},
     "idempotency_record": {"caller": f"'{'0' * 32}'", "key": "'k'", "request_hash": "''", "claim": f"'{'0' * 32}'"}
     | {"claimed_at": "now()"},
     "resolution": {"id": f"'{'0' * 32}'", "epoch": "1", "lane": "0", "seq": "1", "kind": "'rebase'"}
@@ -265,6 +267,9 @@ TRIALS: dict[str, Trial] = {
     "block_field_check": wrong("block", field="'route'"),
     "block_value_check": wrong("block", value="''"),
     "block_reason_check": wrong("block", reason="''"),
+    "reset_keys_check": wrong("reset", keys="'{}'"),
+    "reset_number_check": wrong("reset", number="0"),
+    "reset_reason_check": wrong("reset", reason="''"),
     "measurement_only_row_check": Trial(
         "measurement", ["INSERT INTO measurement (only_row, figures, measured_at) VALUES (false, '{}', now())"]
     ),
@@ -352,6 +357,7 @@ TRIALS: dict[str, Trial] = {
     "alembic_version_pkc": twice("alembic_version"),
     "audit_pkey": twice("audit"),
     "block_pkey": twice("block"),
+    "reset_pkey": twice("reset"),
     "block_version_pkey": Trial("block_version", ["INSERT INTO block_version (version) VALUES (1)"]),
     "idempotency_record_pkey": twice("idempotency_record"),
     "limit_override_pkey": twice("limit_override"),
@@ -623,6 +629,7 @@ MAY = {
     "audit": "ar",
     "block": "adrw",
     "block_version": "rw",
+    "reset": "adr",
     "export": "arw",
     "export_part": "adr",
     "idempotency_record": "adrw",

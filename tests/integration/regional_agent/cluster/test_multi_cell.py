@@ -367,6 +367,19 @@ async def test_a_hold_over_cells_reserves_and_commits_by_quota(world: World, age
     assert await booked(world, agent) == {"team": 1, "person": 4, "key": 5}
 
 
+async def test_a_refund_over_cells_is_given_once_and_a_reset_reaches_its_cell(world: World, agent: Agent) -> None:
+    assert told(await agent.check(subject("/rates"), cost=5))[3] == [("fast", True, 30, 5), ("steady", True, 25, 3)]
+    for _ in range(2):
+        answer = await agent.check(subject("/rates"), cost=3, mode="refund", operation_id="back")
+        assert told(answer)[3] == [("fast", True, 30, 8), ("steady", True, 25, 6)]
+    reset = {"quota": "window", "subject": {"user": "ann"}, "reason": "called"}
+    assert (await world.admin.post("/v1/resets", json=reset)).status_code == 201
+    async for _ in attempts():
+        if told(peek := await agent.check(subject("/rates"), mode="peek"))[3][1] == ("steady", True, 25, 8):
+            break
+    assert told(peek)[3] == [("fast", True, 30, 8), ("steady", True, 25, 8)]
+
+
 class IgnoredVerdict:
     has_disconnected = False
 
