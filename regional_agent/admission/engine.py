@@ -364,7 +364,7 @@ class AdmissionEngine:
     def _unlimited_verdict(self, plan: CheckPlan) -> Verdict:
         """Admit what only policies without a limit match."""
         answers = list(map(unlimited_answer, plan.unlimited))
-        self._metrics.checks.note(answers)
+        self._metrics.checks.note(answers, plan.request.mode)
         return Verdict(answer_of(True, None, answers), [])
 
     def _blocked_verdict(self, plan: CheckPlan, blocked: Blocked) -> Verdict:
