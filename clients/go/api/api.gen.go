@@ -45,6 +45,7 @@ const (
 	CheckModeAdjust  CheckMode = "adjust"
 	CheckModeEnforce CheckMode = "enforce"
 	CheckModePeek    CheckMode = "peek"
+	CheckModeRefund  CheckMode = "refund"
 )
 
 // Valid indicates whether the value is a known member of the CheckMode enum.
@@ -55,6 +56,8 @@ func (e CheckMode) Valid() bool {
 	case CheckModeEnforce:
 		return true
 	case CheckModePeek:
+		return true
+	case CheckModeRefund:
 		return true
 	default:
 		return false
