@@ -299,7 +299,7 @@ export interface components {
              * @default enforce
              * @enum {string}
              */
-            mode: "adjust" | "enforce" | "peek";
+            mode: "adjust" | "enforce" | "peek" | "refund";
             operation_id?: string | null;
             subject: components["schemas"]["Subject"];
         };

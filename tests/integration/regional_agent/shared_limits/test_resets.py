@@ -1,16 +1,12 @@
 """A reset is done in every region, once, also in one that was away."""
 
-from datetime import UTC, datetime
 from typing import Any
 
-import asyncpg
 import pytest
 
-from coordinator.access.rules.audit import Actor
-from coordinator.resets.operations import ResetRequest, add_reset
 from regional_agent.store.connection import StoreUnavailable
 from tests.integration.client.test_middleware import engine_of
-from tests.integration.regional_agent.world import Agent, World
+from tests.integration.regional_agent.world import Agent, World, running
 from tests.waiting import attempts, until
 
 pytestmark = pytest.mark.anyio
@@ -88,19 +84,13 @@ async def test_an_agent_that_starts_later_gets_all_resets_and_does_none_twice(li
     assert "leasehold_resets_total 1.0" in metrics
 
 
-async def test_a_region_that_was_away_catches_up(limited: World) -> None:
-    agent = await limited.agent()
-    await lock_out(agent, "jane")
-    limited.weather.swallows_requests = True
-    connection = await asyncpg.connect(limited.database)
-    try:
-        request = ResetRequest("logins", {"user": "jane"}, "called")
-        assert (await add_reset(connection, request, Actor("support"), datetime.now(UTC))).reset is not None
-    finally:
-        await connection.close()
-    assert await left(agent, "jane") == 0
-    limited.weather.swallows_requests = False
-    await has(agent, "jane", 5)
+async def test_an_agent_that_was_away_catches_up(limited: World) -> None:
+    async with running(limited.settings("us-east")) as agent:
+        await agent.ready()
+        await lock_out(agent, "jane")
+    await reset(limited, "jane")
+    again = await limited.agent()
+    await has(again, "jane", 5)
 
 
 async def test_a_store_that_was_away_forgets_when_it_is_back(limited: World) -> None:
