@@ -110,11 +110,11 @@ def test_the_pages_have_examples() -> None:
         "docs/guides/auditing.md": 3,
         "docs/guides/closing.md": 1,
         "docs/guides/finance.md": 4,
-        "docs/guides/limits.md": 7,
+        "docs/guides/limits.md": 8,
         "docs/guides/regions.md": 5,
-        "docs/guides/services.md": 6,
+        "docs/guides/services.md": 7,
         "docs/guides/stores.md": 1,
-        "docs/how-to.md": 8,
+        "docs/how-to.md": 9,
         "docs/quickstart.md": 6,
     }
 
