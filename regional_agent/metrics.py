@@ -4,7 +4,7 @@ What every check adds to is kept in plain numbers, and becomes samples when it i
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
@@ -13,6 +13,7 @@ from prometheus_client.utils import INF
 
 from protocol.check import PolicyAnswer
 from protocol.circuit_breaker import BreakerState
+from protocol.limits.document import QuotaKind
 from regional_agent.admission.decision_log import DecisionLog
 from regional_agent.admission.rules.modes import REFUND
 from regional_agent.leasing.rules.demand import HotKey
@@ -26,6 +27,8 @@ MAX_HOT_KEYS = 10  # at a time: a key names a tenant, and most keys are of no in
 HOT_MILLI = 100_000
 CHECK_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 2.5)
 EXCHANGE_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, INF)
+REMAINING_BUCKETS = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+SAMPLED_EVERY = 16  # checks: to note what remains costs a few percent of a check that needs no store
 ANSWERS = ("allowed", "denied", "shadow_allowed", "shadow_denied")
 
 
@@ -37,13 +40,26 @@ class CheckCounts(Collector):
         self.unmatched: defaultdict[str, int] = defaultdict(int)  # by route class
         self.refunds: defaultdict[str, int] = defaultdict(int)
         self.seconds = Durations(CHECK_BUCKETS_S)
+        self.remaining: defaultdict[str, Durations] = defaultdict(lambda: Durations(REMAINING_BUCKETS))
+        self._until_sample = SAMPLED_EVERY
 
-    def note(self, answers: Iterable[PolicyAnswer], mode: str) -> None:
+    def note(self, answers: Sequence[PolicyAnswer], mode: str) -> None:
         if mode == REFUND:
             self._note_refunds(answers)
             return
         for each in answers:
             self.counts[ANSWERS[2 * each.shadow + (not each.allowed)]][each.policy, each.reason or ""] += 1
+        self._until_sample -= 1
+        if not self._until_sample:
+            self._until_sample = SAMPLED_EVERY
+            self._note_remaining(answers)
+
+    def _note_remaining(self, answers: Sequence[PolicyAnswer]) -> None:
+        """Note which part of each limit remains: of an allowance in all regions, of others in this one."""
+        for each in answers:
+            whole = each.limit if each.kind == QuotaKind.ALLOWANCE else each.share
+            if whole and not each.unlimited:
+                self.remaining[each.policy].observe(min(1.0, each.remaining / whole))
 
     def _note_refunds(self, answers: Iterable[PolicyAnswer]) -> None:
         for each in answers:
@@ -75,6 +91,14 @@ class CheckCounts(Collector):
         )
         self.seconds.add_to(seconds, ())
         yield seconds
+        remaining = HistogramMetricFamily(
+            "leasehold_remaining_ratio",
+            f"Part of the limit that remained, by policy: a sample of one in {SAMPLED_EVERY} checks.",
+            labels=("policy",),
+        )
+        for policy, ratios in self.remaining.items():
+            ratios.add_to(remaining, (policy,))
+        yield remaining
 
 
 class JournalMetrics(DeclaredMetrics):
