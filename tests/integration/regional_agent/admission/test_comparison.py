@@ -196,6 +196,15 @@ async def test_health(world: World) -> None:
     assert [(await agent.http.get(path)).status_code for path in ("/healthz", "/readyz")] == [OK, OK]
 
 
+async def test_units_that_are_given_back(world: World) -> None:
+    await put(world, rate("30 per 30 hours, burst 30"))
+    agents = [await world.agent(), await world.agent()]
+    await takes(agents[0], (8, OK, 2, 0))
+    for agent, refunded, remaining in ((agents[0], 1, 3), (agents[1], 2, 5)):
+        assert (await agent.check(SUBJECT, cost=refunded, mode="refund")).status_code == OK
+        assert await hit(agents[0], 0) == (OK, remaining)
+
+
 # --- Envoy's rate limit service ---------------------------------------------------------------------------------------
 
 
