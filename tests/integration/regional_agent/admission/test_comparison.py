@@ -16,7 +16,7 @@ import pytest
 
 from regional_agent.store import keys
 from tests.integration.regional_agent.world import Agent, World
-from tests.waiting import until
+from tests.waiting import attempts, until
 
 pytestmark = pytest.mark.anyio
 
@@ -194,6 +194,18 @@ async def test_a_changed_limit(world: World) -> None:
 async def test_health(world: World) -> None:
     agent = await world.agent()
     assert [(await agent.http.get(path)).status_code for path in ("/healthz", "/readyz")] == [OK, OK]
+
+
+async def test_a_reset(world: World) -> None:
+    await put(world, rate("30 per 30 hours, burst 30"))
+    agent = await world.agent()
+    await takes(agent, (10, OK, 0, 0))
+    reset = {"quota": "q", "subject": {"tenant": "acme"}, "reason": "support"}
+    assert (await world.admin.post("/v1/resets", json=reset)).is_success
+    async for _ in attempts():
+        if await hit(agent, 0) == (OK, 10):
+            break
+    await takes(agent, (1, OK, 9, 0))
 
 
 async def test_units_that_are_given_back(world: World) -> None:
