@@ -74,10 +74,20 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+# Below the ports that the system gives to connections by itself, and for each worker others: a server that starts later
+# finds its port free. A run begins anywhere among them, so that it rarely meets another run on this machine.
+FIRST_PORT, PORTS_OF_A_WORKER, WORKERS_WITH_PORTS = 12_000, 4_000, 5
+_offsets = itertools.count(secrets.randbelow(PORTS_OF_A_WORKER))
+
+
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((embedded.LOOPBACK, 0))
-        return int(listener.getsockname()[1])
+    """Return a port that nothing listens on, and that is returned once in thousands of calls."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS_WITH_PORTS
+    while True:
+        port = FIRST_PORT + worker * PORTS_OF_A_WORKER + next(_offsets) % PORTS_OF_A_WORKER
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind((embedded.LOOPBACK, port))
+            return port
 
 
 @pytest.fixture(scope="session")

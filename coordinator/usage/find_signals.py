@@ -85,12 +85,12 @@ async def _find_used_up(connection: Connection, terms: SignalTerms, now: datetim
 
 _GROWN = """
 WITH lately AS (
-    SELECT tenant, name, begins_at, sum(units)::bigint AS units FROM usage_hour
+    SELECT tenant, name, begins_at, sum(units) AS units FROM usage_hour
     WHERE begins_at >= $1 AND tenant IS NOT NULL GROUP BY tenant, name, begins_at
     HAVING sum(units) >= $3 ORDER BY units DESC LIMIT $4
 )
 SELECT lately.*, past.usual_units FROM lately CROSS JOIN LATERAL (
-    SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY units)::bigint AS usual_units, count(*) AS hours FROM (
+    SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY units) AS usual_units, count(*) AS hours FROM (
         SELECT sum(units) AS units FROM usage_hour
         WHERE tenant = lately.tenant AND begins_at >= $2 AND begins_at < $1 AND name = lately.name GROUP BY begins_at
     ) AS each_hour

@@ -16,10 +16,10 @@ from tests.integration.coordinator.admin_harness import (
     sealed,
 )
 from tests.integration.coordinator.spreadsheets import csv_rows
-from tests.integration.coordinator.usage.test_finance_commands import Typed, said, typed
+from tests.integration.coordinator.usage.test_finance_commands import Typed, address, said, typed
 from tests.integration.coordinator.usage.test_statements import DAY, at, charge, close, region
 
-__all__ = ["region", "typed"]
+__all__ = ["address", "region", "typed"]
 pytestmark = pytest.mark.anyio
 PATH = f"/v1/periods/{DAY}/statements"
 

@@ -209,8 +209,7 @@ async def test_the_timeout_follows_a_slower_store(world: World, its_store: Store
         agent = await quiet_agent(world, store_url=url, **given)
         switch.delay_s = 0.2
         answers = [(await agent.check(OPEN)).json()["degraded"] for _ in range(20)]
-        assert answers[0] == "open"
-        assert answers[-5:] == [None] * 5
+        assert answers[-5:] == [None] * 5, "with the set time-out each call would fail"
         assert await metric(agent, "leasehold_store_decision_timeout_seconds") > 0.25
         latency = (await agent.http.get("/v1/status")).json()["store_latency"]
         assert latency["timeout_us"] > 250_000
