@@ -49,8 +49,8 @@ def in_markdown(document: Document) -> str:
         "p99 ms",
         "100,000 random keys",
         "p99 ms",
-        "CPU µs",
-        "of the store",
+        "CPU µs, random",
+        "and of its store",
     ]
     lines = [headings, ["---", *["---:"] * (len(headings) - 1)]]
     for section in _SECTIONS:
