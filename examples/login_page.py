@@ -47,7 +47,7 @@ app = FastAPI(lifespan=lifespan)
 async def log_in(request: Request) -> Response:
     form = parse_qs((await request.body()).decode())
     user, password = (form.get(name, [""])[0] for name in ("user", "password"))
-    subject = {"user": user or "nobody", "route": "/v1/login", "method": "POST"}
+    subject = {"user": user or "anonymous", "route": "/v1/login", "method": "POST"}
     attempt = await client.check(subject)
     if not attempt.allowed:
         return PlainTextResponse("Too many wrong passwords. Try again later, or call support.", 429, attempt.headers)

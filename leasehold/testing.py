@@ -45,7 +45,7 @@ UNLIMITED = 2**53 - 1
 
 
 class Rule(msgspec.Struct):
-    """What a test wants denied: more than `units_left`, of the checks whose subject has these fields."""
+    """Denies checks whose subject has these fields, once they need more than `units_left`."""
 
     subject: Mapping[str, str]
     policy: str

@@ -33,7 +33,7 @@ class Stream:
 
     @property
     def is_ended(self) -> bool:
-        """Nothing arrives on an idle connection but its end."""
+        """Return whether the connection was closed: only its end arrives on an idle one."""
         return bool(select.select([self._connection], [], [], 0)[0])
 
     def write(self, data: bytes, timeout_s: float) -> None:

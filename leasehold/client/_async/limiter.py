@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 
 class AsyncLimiter(ABC):
-    """What a client, an engine and a fake client of the tests have in common."""
+    """The interface that a client, an engine and a fake client of the tests share."""
 
     @abstractmethod
     async def check(

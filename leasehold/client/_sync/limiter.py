@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 
 class Limiter(ABC):
-    """What a client, an engine and a fake client of the tests have in common."""
+    """The interface that a client, an engine and a fake client of the tests share."""
 
     @abstractmethod
     def check(

@@ -48,10 +48,10 @@ async def test_an_override_from_its_beginning_to_its_end(admin: httpx.AsyncClien
     assert (await admin.delete(f"/v1/overrides/{made['id']}")).status_code == 204
     for gone in (await admin.delete(f"/v1/overrides/{made['id']}"), await admin.get(f"/v1/overrides/{made['id']}")):
         assert problem(gone) == (404, [])
-    deeds = (await admin.get(f"/v1/audit?object={EXPORTS}")).json()["data"]
-    assert [deed["action"] for deed in deeds] == ["override.deleted", "override.added"]
-    assert deeds[1]["details"] == made
-    assert deeds[0]["details"]["was"] == made
+    entries = (await admin.get(f"/v1/audit?object={EXPORTS}")).json()["data"]
+    assert [entry["action"] for entry in entries] == ["override.deleted", "override.added"]
+    assert entries[1]["details"] == made
+    assert entries[0]["details"]["was"] == made
 
 
 @pytest.mark.parametrize(

@@ -119,5 +119,5 @@ async def test_the_command_checks_and_explains(world: World) -> None:
     assert peeked["policies"][0]["remaining"] == 10
     assert (wrong.exit_code, "labels.model=large" in wrong.stderr) == (1, True)
     assert (refused.exit_code, "subject.color" in refused.stderr) == (1, True)
-    nobody = await run("http://127.0.0.1:1", "tenant=acme")
-    assert (nobody.exit_code, "http://127.0.0.1:1 does not answer" in nobody.stderr) == (1, True)
+    unanswered = await run("http://127.0.0.1:1", "tenant=acme")
+    assert (unanswered.exit_code, "http://127.0.0.1:1 does not answer" in unanswered.stderr) == (1, True)
