@@ -89,13 +89,12 @@ WITH lately AS (
     WHERE begins_at >= $1 AND tenant IS NOT NULL GROUP BY tenant, name, begins_at
     HAVING sum(units) >= $3 ORDER BY units DESC LIMIT $4
 )
-SELECT lately.*, past.usual_units FROM lately JOIN (
-    SELECT tenant, name, percentile_disc(0.95) WITHIN GROUP (ORDER BY units) AS usual_units, count(*) AS hours FROM (
-        SELECT tenant, name, begins_at, sum(units) AS units FROM usage_hour
-        WHERE begins_at >= $2 AND begins_at < $1 AND (tenant, name) IN (SELECT tenant, name FROM lately)
-        GROUP BY tenant, name, begins_at
-    ) AS each_hour GROUP BY tenant, name
-) AS past USING (tenant, name)
+SELECT lately.*, past.usual_units FROM lately CROSS JOIN LATERAL (
+    SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY units) AS usual_units, count(*) AS hours FROM (
+        SELECT sum(units) AS units FROM usage_hour
+        WHERE tenant = lately.tenant AND begins_at >= $2 AND begins_at < $1 AND name = lately.name GROUP BY begins_at
+    ) AS each_hour
+) AS past
 WHERE past.hours >= $5 AND lately.units >= $6 * past.usual_units
 ORDER BY tenant, name, begins_at
 """
