@@ -15,6 +15,6 @@ def execute(sql: str) -> None:
     connection.run_async(lambda driver: driver.execute(sql))
 
 
-def schema() -> str:
-    """Return the statements that create the current schema in an empty database."""
-    return files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
+def statements_of(path: str) -> str:
+    """Return the statements of a file of this package."""
+    return files(__package__).joinpath(path).read_text(encoding="utf-8")

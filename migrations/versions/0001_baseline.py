@@ -1,18 +1,17 @@
-"""Create the schema of `migrations/schema.sql` in an empty database.
+"""Create the schema of the first release in an empty database.
 
-Until the first release a change of the schema is a change of that file. With the first release its text is copied into
-this step, which stays as it is from then on; each later change is a step of its own, and the same change in the file. A
-test compares a migrated database with one that the file made.
+`0001_baseline.sql` stays as it is. Each later change is a step of its own, and the same change in `migrations/schema.sql`,
+which states the schema of today. A test compares a migrated database with one that `schema.sql` made.
 """
 
-from migrations.statements import execute, schema
+from migrations.statements import execute, statements_of
 
 revision = "0001"
 down_revision = None
 
 
 def upgrade() -> None:
-    execute(schema())
+    execute(statements_of("versions/0001_baseline.sql"))
 
 
 def downgrade() -> None:

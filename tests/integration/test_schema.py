@@ -7,7 +7,7 @@ from sqlalchemy.pool import NullPool
 
 from coordinator.database.tables import metadata
 from coordinator.proof.verify_guards import read_guards
-from migrations.statements import schema
+from migrations.statements import statements_of
 from tests.integration.coordinator.fixtures import connected
 
 pytestmark = pytest.mark.anyio
@@ -48,7 +48,7 @@ def declared(objects: dict[str, str]) -> dict[str, str]:
 
 async def test_migrations_make_what_the_schema_says(database: str, empty_database: str) -> None:
     async with connected(empty_database) as owner:
-        await owner.execute(schema())
+        await owner.execute(statements_of("schema.sql"))
     assert await catalogue(empty_database) == await catalogue(database)
 
 
