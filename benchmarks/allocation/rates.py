@@ -171,6 +171,7 @@ class Key:
     due_ms: int | None = None
     told_ms: int = 0
     told_micro: int = 0
+    nano_units: int = 0  # in the bucket, at the last request
     spent: int = 0
     look_ms: int = 0  # for a fall of its demand
 
@@ -199,10 +200,10 @@ class Ours:
         key, now_ms = self._keys[region], self.network.now_ms
         key.demand.note(units, now_ms, 1)
         wanted, safe = key.demand.per_second_micro(now_ms), self._terms.base_share_micro(key.region)
-        if key.due_ms is None and not needs_no_report(wanted, safe):
+        key.nano_units = available = int(bucket.tokens * PARTS)
+        if key.due_ms is None and not needs_no_report(wanted, safe, available):
             key.due_ms = now_ms
         rate = max(self._in_force_micro(key), key.told_micro)
-        available = int(bucket.tokens * PARTS)
         if now_ms >= key.told_ms + URGENT_AFTER_MS and is_urgent(available, int(bucket.burst), wanted, rate):
             key.due_ms = now_ms
 
@@ -253,7 +254,8 @@ class Ours:
         given = share_of_grant(grant.number, grant.rate_micro, grant.after_micro, grant.expires_in_ms, sent_ms * 1000)
         key.share = key.share.replaced_by(given, sent_ms * 1000, mono_us)
         key.is_contended = grant.is_contended
-        is_quiet = not grant.is_contended and needs_no_report(key.told_micro, self._terms.base_share_micro(key.region))
+        base_micro = self._terms.base_share_micro(key.region)
+        is_quiet = not grant.is_contended and needs_no_report(key.told_micro, base_micro, key.nano_units)
         key.due_ms = None if is_quiet else sent_ms + grant.refresh_in_ms
         if needs_confirmation(had_micro, grant.rate_micro, grant.is_contended):
             key.due_ms = sent_ms + URGENT_AFTER_MS

@@ -332,8 +332,7 @@ class AdmissionEngine:
                 if is_demand:
                     cost = charge.cost
                     self._share_loop.record_demand(state, charge, cost * times, now_ms, size=cost, checks=times)
-                if state.shared is not None:
-                    self._share_loop.record_bucket(state, charge, policy.available, policy.last_grant, now_ms)
+                self._share_loop.record_bucket(state, charge, policy.available, policy.last_grant, now_ms)
             elif isinstance(charge, AllowanceCharge):
                 if is_demand:
                     self._quotas.record_demand(charge.quota, charge.cost * times, policy)

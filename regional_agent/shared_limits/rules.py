@@ -16,23 +16,28 @@ FOLD_MS = 20
 SILENCE_MS = 200  # slices record their demand in lumps, a tenth of a second apart
 SIGMAS = 4
 SIZE_WEIGHT = 15 / 16  # of the average size of earlier requests, when another one comes
+PLENTY_MS = 5_000  # a bucket that has the demand of so long needs no share of others
 URGENT_AFTER_MS = 100  # between two reports that could not wait
 CHECK_FALL_MS = 200  # while others want more: a region whose demand ended gets no request that would show it
 HALF_FULL_IN_MS = 2_000  # a bucket is filled or emptied to its half in the time from one report to the next
 NANO_UNITS = 1_000_000_000
 
 
-def needs_no_report(demand_micro: int, base_share_micro: int) -> bool:
-    """Return whether demand is under half of the base share, which is reserved for the region anyway."""
-    return 2 * demand_micro < base_share_micro
+def needs_no_report(demand_micro: int, base_share_micro: float, nano_units: int) -> bool:
+    """Return whether a region needs no more than it has anyway.
+
+    Its demand is under half of the base share, which is reserved for it, or is in its bucket for some seconds. Each
+    single request for a slow rate is a demand beyond the base share, and its bucket has it.
+    """
+    return 2 * demand_micro < base_share_micro or demand_micro * PLENTY_MS < nano_units
 
 
-def is_slight(units: int, window_ms: int, base_share_micro: float) -> bool:
-    """Return whether so many units in a time are under a quarter of the base share, so that nothing is to be measured.
+def needs_no_measuring(units: int, window_ms: int, base_share_micro: float, nano_units: int) -> bool:
+    """Return whether twice as many units in this time would need no report.
 
     Most keys request no more than that, and to measure a demand costs as much as to decide a check.
     """
-    return 4 * units * 1_000_000_000 < base_share_micro * window_ms
+    return needs_no_report(2 * units * 1_000_000_000 // window_ms, base_share_micro, nano_units)
 
 
 def is_urgent(nano_units: int, burst: int, demand_micro: int, share_micro: int) -> bool:

@@ -1,9 +1,9 @@
 """The loop that reports the demand for shared rates and slots, and stores the shares that the coordinator grants.
 
 No request waits for it: the store decides by the share that it has, and falls back by its own clock when none comes. A
-limit whose demand is under half of its base share is not reported at all, unless another region wants more than it has
-and the coordinator asks. Slots are not reported before they are scarce. Each report covers all agents of the region:
-their demand adds up in the store.
+limit whose demand is under half of its base share, or is in its bucket for seconds, is not reported at all, unless
+another region wants more than it has and the coordinator asks. Slots are not reported before they are scarce. Each
+report covers all agents of the region: their demand adds up in the store.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from regional_agent.shared_limits.rules import (
     URGENT_AFTER_MS,
     RateDemand,
     has_fallen,
-    is_slight,
     is_urgent,
     needs_confirmation,
+    needs_no_measuring,
     needs_no_report,
 )
 from regional_agent.shared_limits.shared_limit import SLOT_MICRO, CurrentShare, SharedLimit
@@ -96,24 +96,24 @@ class ShareLoop:
         if size > charge.burst > 0:
             units, size = units // size * charge.burst, charge.burst
         self._keys.count(state, units, checks, now_ms)
+        limit = state.shared
+        if limit is not None and charge.is_shared and limit.demand.note(units, now_ms, size) and limit.due_ms is None:
+            limit.terms = _terms(charge)
+            if not needs_no_report(limit.demand_micro(now_ms), limit.base_share_micro, limit.nano_units):
+                self._report_at(limit, now_ms)
+
+    def record_bucket(self, state: KeyState, charge: RateCharge, nano_units: int, rate_micro: int, now_ms: int) -> None:
+        """Note what is in the bucket and the rate in force. Report at once if demand outgrows them.
+
+        The demand of a key that needs no more than it has is not even measured, for that costs as much as a check.
+        """
         if not charge.is_shared:
             return
         limit = state.shared
         if limit is None:
-            if is_slight(state.units, LIFETIME_MS, charge.rate_micro):
+            if needs_no_measuring(state.units, LIFETIME_MS, charge.rate_micro, nano_units):
                 return
             limit = self._follow(state, _terms(charge), now_ms)
-            units = 0  # the demand of the key has them
-        if limit.demand.note(units, now_ms, size) and limit.due_ms is None:
-            limit.terms = _terms(charge)
-            if not needs_no_report(limit.demand_micro(now_ms), limit.base_share_micro):
-                self._report_at(limit, now_ms)
-
-    def record_bucket(self, state: KeyState, charge: RateCharge, nano_units: int, rate_micro: int, now_ms: int) -> None:
-        """Note what is in the bucket and the rate in force. Report at once if demand outgrows them."""
-        limit = state.shared
-        if limit is None or not charge.is_shared:
-            return
         limit.nano_units = nano_units
         if 10 * nano_units >= 3 * charge.burst * NANO_UNITS or now_ms < limit.report.at_ms + URGENT_AFTER_MS:
             return
@@ -295,7 +295,9 @@ class ShareLoop:
             before, limit.share = limit.share, CurrentShare.granted(granted, sent_ms)
             is_rate = isinstance(granted, RateShare)
             self.raises += is_rate and limit.share.micro > before.micro
-            needs_report = granted.contended or not needs_no_report(limit.report.demand_micro, limit.base_share_micro)
+            needs_report = granted.contended or not needs_no_report(
+                limit.report.demand_micro, limit.base_share_micro, limit.nano_units
+            )
             self._set_due(limit, sent_ms + granted.refresh_in_ms if needs_report else None)
             if is_rate and needs_confirmation(limit.report.previous_share_micro, limit.share.micro, granted.contended):
                 self._set_due(limit, sent_ms + URGENT_AFTER_MS)

@@ -181,6 +181,16 @@ async def test_a_quiet_key_costs_no_message(world: World, asking: list[Asking]) 
     assert (await in_force(asking[0].agent)) == (0, 10 * SAFE)
 
 
+async def test_a_slow_rate_with_units_in_its_bucket_costs_no_message(world: World, asking: list[Asking]) -> None:
+    await in_force_everywhere(world, asking, "adaptive", "1/minute, burst 600")
+    for _ in range(5):
+        assert (await asking[0].agent.check(ASK)).status_code == 200
+        await asyncio.sleep(0.05)
+    assert await world._rows("SELECT quota FROM shared_limit") == []
+    asking[0].per_turn = 5
+    await until(lambda: any(limit.share.is_contended for limit in asking[0].agent.region.share_loop.reported_limits()))
+
+
 async def test_status_shows_shared_rates(world: World, asking: list[Asking]) -> None:
     await in_force_everywhere(world, asking, "adaptive")
     asking[0].per_turn = 5
