@@ -53,11 +53,13 @@ from coordinator.usage.rules.usage import Dimension, UsageQuestion
 from leasehold.local_stack import embedded
 from migrations.run import upgrade
 from protocol.clock import SystemClock
+from protocol.diagnosis.checks import CheckResult
 from protocol.identifiers import lane_of
 from protocol.limits.document import LimitsDocument, PeriodKind
 from protocol.messages import Exchange, ExchangeRequest, ExchangeResponse, LeaseDemand, LiveState, OpenEpoch
 from protocol.outcomes import ExchangeOutcome
 from protocol.periods import Calendar, minute_of, period_at
+from web.diagnosis.self_diagnosis import SelfDiagnosis
 from web.serving import collect_garbage_rarely
 
 REGIONS = 16
@@ -293,10 +295,15 @@ async def stand(port: int, seconds: float) -> AsyncIterator[Bench]:
                 clock_warn_ms=settings.clock_warn_ms,
                 addresses=frozenset({"here"}),
             )
-            coordinator = Coordinator(settings, clock, database, SignalHub(), metrics, health)
+            diagnosis = SelfDiagnosis(_no_checks, clock)
+            coordinator = Coordinator(settings, clock, database, SignalHub(), metrics, health, diagnosis)
             collect_garbage_rarely()  # as a coordinator does
             yield Bench(url, owner, coordinator, [one, another], seconds)
         await owner.close()
+
+
+async def _no_checks() -> list[CheckResult]:
+    return []
 
 
 class postgres:  # noqa: N801 - read as a word of `with`

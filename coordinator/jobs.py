@@ -88,7 +88,7 @@ class JobScheduler:
         self._metrics = metrics
         self._failures = failures
         self._clock = clock
-        self._select_due = _select_due(jobs)
+        self._select_due = select_due(jobs)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._not_before_s: dict[str, float] = {}  # of jobs that failed here, or that another coordinator runs
         self._finished = asyncio.Event()
@@ -201,7 +201,11 @@ async def _run_in_time(job: Job, database: Database) -> None:
         raise
 
 
-def _select_due(jobs: Sequence[Job]) -> str:
+def select_due(jobs: Sequence[Job]) -> str:
+    """Return the statement that tells when each job is due, and whether one that is due has work.
+
+    Its parameters are the names of the jobs, and the time now.
+    """
     conditions = " ".join(f"WHEN '{job.name}' THEN {job.has_work}" for job in jobs)
     return _DUE.replace("{conditions}", conditions)
 

@@ -1,8 +1,11 @@
 """The composition root: the one place that reads the settings and puts the parts together."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
 
 import uvloop
 from fastapi import FastAPI, Request, Response
@@ -14,6 +17,8 @@ from coordinator.blocks import routes as blocks_routes
 from coordinator.clock import ComparedClock
 from coordinator.database.engine import open_database
 from coordinator.database.notify import listen
+from coordinator.diagnosis import routes as diagnosis_routes
+from coordinator.diagnosis.examine import examine_coordinator
 from coordinator.epochs import routes as epochs_routes
 from coordinator.exchange import routes as exchange_routes
 from coordinator.exports import routes as exports_routes
@@ -40,17 +45,20 @@ from coordinator.usage import routes as usage_routes
 from coordinator.usage import statement_routes
 from coordinator.webhooks import routes as webhooks_routes
 from protocol.clock import Clock, SystemClock
+from protocol.diagnosis.checks import UnknownSetting, unknown_settings
 from web.connections import ConnectionLimits
+from web.diagnosis.self_diagnosis import SelfDiagnosis
 from web.logs import configure_logging
 from web.metrics import HttpMetrics
 from web.openapi import install_openapi, operation_id
 from web.problems import Problem, install_problems, problem_response
 from web.requests import install_requests
 from web.serving import serve
-from web.settings import load_settings
+from web.settings import load_settings, variable_of
 
 ROUTERS = (
     health_routes.router,
+    diagnosis_routes.router,
     epochs_routes.router,
     exchange_routes.router,
     limits_routes.router,
@@ -72,24 +80,36 @@ ROUTERS = (
 )
 
 
-def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: SignalHub | None = None) -> FastAPI:
-    """Return the whole coordinator as an app. Its lifespan holds the connections; the server closes the hub first."""
+def create_app(
+    settings: CoordinatorSettings,
+    clock: Clock | None = None,
+    hub: SignalHub | None = None,
+    unknown: Sequence[UnknownSetting] = (),
+) -> FastAPI:
+    """Return the whole coordinator as an app. Its lifespan holds the connections; the server closes the hub first.
+
+    `unknown`: variables of the environment that look like settings, and that no setting reads.
+    """
     hub = SignalHub() if hub is None else hub  # an empty one is false
-    clock = ComparedClock(clock or SystemClock(), settings.clock_limit_ms)
+    uncompared = clock or SystemClock()
+    clock = ComparedClock(uncompared, settings.clock_limit_ms)
     metrics, failures = CoordinatorMetrics(), JobFailures()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        url = settings.database_url.get_secret_value()
+        url, jobs = settings.database_url.get_secret_value(), background_jobs(settings, clock)
         async with (
             open_database(url, settings.database_pool_size) as database,
-            _listening(url, hub),
+            _beside(listen(url, hub.deliver)),
             _watching(_health_of(settings, clock, metrics, failures)) as health,
-            running(url, background_jobs(settings, clock), metrics, failures, clock) as scheduler,
+            running(url, jobs, metrics, failures, clock) as scheduler,
         ):
             database.on_commit = scheduler.expect_work
-            app.state.coordinator = Coordinator(settings, clock, database, hub, metrics, health)
-            yield
+            examine = partial(examine_coordinator, database, settings, unknown, jobs, uncompared)
+            diagnosis = SelfDiagnosis(examine, uncompared)
+            app.state.coordinator = Coordinator(settings, clock, database, hub, metrics, health, diagnosis)
+            async with _beside(diagnosis.run()):
+                yield
             hub.close()
 
     app = FastAPI(
@@ -145,14 +165,21 @@ async def _watching(health: CoordinatorHealth) -> AsyncIterator[CoordinatorHealt
 
 
 @asynccontextmanager
-async def _listening(url: str, hub: SignalHub) -> AsyncIterator[None]:
-    task = asyncio.create_task(listen(url, hub.deliver))
+async def _beside(loop: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run a loop until the end of the block."""
+    task = asyncio.create_task(loop)
     try:
         yield
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[UnknownSetting]:
+    """Return the variables that look like settings of a coordinator and have no effect."""
+    known = (variable_of(CoordinatorSettings, name) for name in CoordinatorSettings.model_fields)
+    return unknown_settings(environ, variable_of(CoordinatorSettings, ""), known)
 
 
 def run() -> None:
@@ -168,7 +195,7 @@ async def _serve(settings: CoordinatorSettings) -> None:
     async def end_streams() -> None:
         hub.close()
 
-    app = create_app(settings, hub=hub)
+    app = create_app(settings, hub=hub, unknown=unknown_variables(os.environ))
     await serve(
         app,
         host=settings.host,

@@ -24,6 +24,7 @@ from coordinator.refusals import Refusals
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from protocol.clock import Clock
+from web.diagnosis.self_diagnosis import SelfDiagnosis
 
 LOCK_TIMEOUT_MS = 1_000  # of an exchange: those that are batched with it wait as long
 
@@ -36,6 +37,7 @@ class Coordinator:
     hub: SignalHub
     metrics: CoordinatorMetrics
     health: CoordinatorHealth
+    diagnosis: SelfDiagnosis
     documents: Documents = field(default_factory=Documents)
     archives: ArchiveStore | None = field(init=False)
     batcher: ExchangeBatcher = field(init=False)

@@ -58,5 +58,13 @@ def prefix_of(address: Address, ipv4: int, ipv6: int) -> str:
     return f"{IPv4Address(base) if address.version == 4 else IPv6Address(base)}/{length}"
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether a host, by its name or address, is this machine."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _unmapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     return address.ipv4_mapped or address if isinstance(address, IPv6Address) else address

@@ -15,6 +15,7 @@ from protocol.blocks import BlockList
 from protocol.check import Check
 from protocol.circuit_breaker import BreakerState
 from protocol.clock import Clock
+from protocol.diagnosis.checks import UnknownSetting
 from protocol.limits.document import PolicyBundle
 from protocol.messages import ResetBatch, Versions
 from regional_agent.admission.blocks import Blocks
@@ -27,6 +28,7 @@ from regional_agent.admission.rules.hold_ids import HoldSeal
 from regional_agent.cluster.cell import Cell
 from regional_agent.cluster.multi_cell import MultiCellAdmission
 from regional_agent.cluster.rules.cells import CELLS, cell_of
+from regional_agent.diagnosis.gather import examine_agent
 from regional_agent.health import AgentHealth
 from regional_agent.leasing.coordinator_client import CoordinatorClient
 from regional_agent.leasing.feeds import Feed
@@ -43,6 +45,7 @@ from regional_agent.store.topology import Cluster
 from regional_agent.store.watch import StoreWatch
 from regional_agent.store_outage.journal import Journal, JournalDirectory
 from regional_agent.store_outage.rules.records import owner_of
+from web.diagnosis.self_diagnosis import SelfDiagnosis
 
 log = structlog.get_logger()
 
@@ -50,7 +53,8 @@ RETRY_S = 0.2
 
 
 class RegionalAgent:
-    def __init__(self, settings: AgentSettings, clock: Clock) -> None:
+    def __init__(self, settings: AgentSettings, clock: Clock, unknown: Sequence[UnknownSetting] = ()) -> None:
+        """`unknown`: variables of the environment that look like settings, and that no setting reads."""
         self.settings = settings
         self._clock = clock
         self.metrics = AgentMetrics()
@@ -92,6 +96,7 @@ class RegionalAgent:
             state_dir=None,  # the store knows which it has
         )
         self.health = AgentHealth(self, clock)
+        self.diagnosis = SelfDiagnosis(partial(examine_agent, self, clock, unknown), clock)
         for cell in self.cells:
             cell.exchange.settlement.on_versions = self._on_versions
 
@@ -129,7 +134,8 @@ class RegionalAgent:
     async def running(self) -> AsyncIterator[None]:
         """Run the agent, from the first connection to the last exchange."""
         self.store.keep()
-        parts: list[BackgroundLoop] = [self._signals, self._policies, self._blocks, self._resets, self.health]
+        parts: list[BackgroundLoop] = [self._signals, self._policies, self._blocks, self._resets]
+        parts += [self.health, self.diagnosis]
         for cell in self.cells:
             parts += (cell.epochs, cell.exchange_loop, cell.share_loop, StoreWatch(cell.store, cell.breaker))
             parts += (cell.scripts.library, cell.resets)

@@ -1,7 +1,7 @@
 """The composition root: the one place that reads the settings and puts the agent together."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,6 +10,7 @@ import uvloop
 from fastapi import FastAPI
 
 from protocol.clock import Clock, SystemClock
+from protocol.diagnosis.checks import UnknownSetting, unknown_settings
 from regional_agent.agent import RegionalAgent
 from regional_agent.http import routes as http_routes
 from regional_agent.http.callers import CallerRules
@@ -26,9 +27,16 @@ from web.serving import LameDuck, Listener, listening, serve_on
 from web.settings import load_settings, variable_of
 from web.supervisor import Beat, supervise
 
+OF_COMMANDS = ("LEASEHOLD_AGENT_URL",)
 
-def create_app(settings: AgentSettings, clock: Clock | None = None, worker: Worker | None = None) -> FastAPI:
-    region = RegionalAgent(settings, clock or SystemClock())
+
+def create_app(
+    settings: AgentSettings,
+    clock: Clock | None = None,
+    worker: Worker | None = None,
+    unknown: Sequence[UnknownSetting] = (),
+) -> FastAPI:
+    region = RegionalAgent(settings, clock or SystemClock(), unknown)
     workers = Workers(region, worker)
 
     @asynccontextmanager
@@ -78,6 +86,12 @@ def run(workers: int | None = None) -> None:
             _supervise(settings, listener)
 
 
+def unknown_variables(environ: Mapping[str, str]) -> list[UnknownSetting]:
+    """Return the variables that look like settings of an agent and have no effect. Commands read `OF_COMMANDS`."""
+    known = (variable_of(AgentSettings, name) for name in AgentSettings.model_fields)
+    return unknown_settings(environ, variable_of(AgentSettings, ""), known, OF_COMMANDS)
+
+
 def _supervise(settings: AgentSettings, listener: Listener) -> None:
     with TemporaryDirectory(prefix="leasehold-agent-") as directory:
 
@@ -90,7 +104,7 @@ def _supervise(settings: AgentSettings, listener: Listener) -> None:
 
 
 def _serve(settings: AgentSettings, listener: Listener, worker: Worker | None = None) -> None:
-    app = create_app(settings, worker=worker)
+    app = create_app(settings, worker=worker, unknown=unknown_variables(os.environ))
     protocol = fast_protocol(app.state.fast_path)
     lame_duck = LameDuck(settings.lame_duck_ms / 1000, app.state.region.health.shut_down)
     serving = serve_on(

@@ -2,13 +2,13 @@
 
 import os
 import socket
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import DirectoryPath, Field, FilePath, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from protocol.addresses import is_loopback
 from protocol.identifiers import REGION_PATTERN
 from regional_agent.store.address import StoreAddress
 from regional_agent.store.opening import StoreAccess
@@ -282,10 +282,3 @@ def journal_of(settings: AgentSettings) -> Path | None:
     """Return the directory of the outage journal, if there is one: by default it is inside the state directory."""
     own = settings.state_dir / "journal" if settings.state_dir is not None else None
     return settings.journal_dir or own
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

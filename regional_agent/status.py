@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 
 from msgspec import Struct
 
 from protocol.circuit_breaker import BreakerState
+from protocol.diagnosis.checks import CheckResult
 from protocol.limits.rates import Rate
 from protocol.units import Units
 from regional_agent.agent import RegionalAgent
@@ -14,6 +16,7 @@ from regional_agent.shared_limits.shared_limit import SLOT_MICRO
 from regional_agent.store.connection import KEEPS_ALL, StoreError, StoreUnavailable
 from regional_agent.store.library import idle_libraries
 from regional_agent.store.types import SlotCharge, StoreIncarnation
+from web.diagnosis.release import release
 from web.health import Health, HealthReason, HealthStatus
 
 MOST_LEASES = 1000
@@ -96,6 +99,7 @@ class CellStatus(Struct, frozen=True, kw_only=True):
 
 
 class Status(Struct, frozen=True, kw_only=True):
+    release: str
     region: str
     agent: str
     epoch: Units | None  # in a Cluster the newest of all cells
@@ -113,6 +117,8 @@ class Status(Struct, frozen=True, kw_only=True):
     status: HealthStatus
     reasons: list[HealthReason]  # why it is degraded or not ready, as /readyz says
     faults: list[str]  # the texts of the reasons
+    checked_at: datetime | None  # when the agent last ran its own checks
+    checks: list[CheckResult]  # what they found
     incomplete: str | None  # why leases and slots are missing: the store could not be read
     leases: list[LeaseStatus]
     more_leases: Units
@@ -137,6 +143,7 @@ async def status_of(region: RegionalAgent, health: Health) -> Status:
     incarnations = [cell.epochs.current for cell in region.cells]
     stored = await _stored_in_time(region)
     return Status(
+        release=release(),
         region=region.settings.region,
         agent=region.settings.name,
         epoch=max((incarnation.epoch for incarnation in incarnations if incarnation), default=None),
@@ -154,6 +161,8 @@ async def status_of(region: RegionalAgent, health: Health) -> Status:
         status=health.status,
         reasons=health.reasons,
         faults=[*(reason.text for reason in health.reasons), *_refusals(region)],
+        checked_at=region.diagnosis.report.checked_at,
+        checks=region.diagnosis.report.checks,
         incomplete=stored.incomplete,
         leases=stored.leases,
         more_leases=stored.more_leases,

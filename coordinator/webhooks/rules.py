@@ -12,7 +12,6 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
-from ipaddress import ip_address
 from secrets import token_bytes
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -20,6 +19,7 @@ from uuid import UUID, uuid4, uuid5
 
 from coordinator.exchange.rules.balances import Account, Key, Lease, Pool
 from coordinator.exchange.rules.posting import Entry
+from protocol.addresses import is_loopback
 from protocol.identifiers import parse_quota_key
 from protocol.limits.document import Portion
 
@@ -158,16 +158,9 @@ def fault_of_url(url: str) -> str | None:
         return "The URL has no host, or characters that are not allowed in URLs."
     if parts.username is not None or parts.fragment:
         return "The URL has a user name or a fragment. Leave them out."
-    if parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(host)):
+    if parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host)):
         return None
     return "The URL must begin with https://. Only to this machine http:// is allowed."
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 # --- signatures -----------------------------------------------------------------------------------------------------

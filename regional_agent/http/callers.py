@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
-from regional_agent.settings import AgentSettings, is_loopback
+from protocol.addresses import is_loopback
+from regional_agent.settings import AgentSettings
 from web.problems import Problem
 from web.tokens import same_token, token_in
 

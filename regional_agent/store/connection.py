@@ -447,7 +447,7 @@ class StoreConnection:
             await self._greet()
         except UNREACHABLE as error:
             self._drop()
-            self._reason = f": {_describe(error)}"
+            self._reason = f": {describe(error)}"
             raise
         self._reason = ""
 
@@ -486,11 +486,11 @@ class StoreConnection:
             self._lost.set()
 
 
-def _describe(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """Return the reason that the store, the system or the TLS library gave."""
     if isinstance(error, TimeoutError):
         return "it did not answer in time"
-    return str(error) or (_describe(error.__cause__) if error.__cause__ else type(error).__name__)
+    return str(error) or (describe(error.__cause__) if error.__cause__ else type(error).__name__)
 
 
 def _fingerprint(server: bytes, replication: bytes) -> str:

@@ -83,6 +83,7 @@ DOORS = {
         "POST /v1/epochs/{epoch}:retire",
         "GET /v1/suspense",
         "GET /v1/installation",
+        "GET /v1/diagnosis",
         "POST /v1/installation:confirm",
         "GET /v1/webhooks",
         "POST /v1/webhooks",

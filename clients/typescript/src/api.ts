@@ -320,6 +320,22 @@ export interface components {
             checks: components["schemas"]["Check"][];
         };
         /**
+         * CheckResult
+         * @description What a check found about one subject, such as a coordinator or a store.
+         */
+        CheckResult: {
+            check: string;
+            found: string;
+            remedy: string;
+            state: components["schemas"]["CheckState"];
+            subject: string;
+        };
+        /**
+         * CheckState
+         * @enum {string}
+         */
+        CheckState: "failed" | "ok" | "unknown" | "warning";
+        /**
          * DenialCause
          * @description Why a policy denies a request, in the words that services, metrics and logs see.
          * @enum {string}
@@ -726,6 +742,8 @@ export interface components {
             agent: string;
             block_version: number | null;
             cells: components["schemas"]["CellStatus"][];
+            checked_at: string | null;
+            checks: components["schemas"]["CheckResult"][];
             epoch: number | null;
             faults: string[];
             hot_keys: components["schemas"]["HotKeyStatus"][];
@@ -745,6 +763,7 @@ export interface components {
             policy_version: number | null;
             reasons: components["schemas"]["HealthReason"][];
             region: string;
+            release: string;
             shares: components["schemas"]["ShareStatus"][];
             slot_shares: components["schemas"]["SlotShareStatus"][];
             slots: components["schemas"]["SlotStatus"][];

@@ -31,6 +31,11 @@ class DecisionTimeout:
             self._unread = 0
             self.seconds = min(self._longest_s, max(self._shortest_s, MARGIN * self.quantile_s(99)))
 
+    @property
+    def count(self) -> int:
+        """Return how many recent round trips are known."""
+        return len(self._latest)
+
     def quantile_s(self, percent: int) -> float:
         """Return how long so many of 100 recent round trips took at most; 0 before there are any."""
         ordered = sorted(self._latest)

@@ -1,0 +1,1 @@
+"""Checks of a running installation, and how a rule judges facts."""

@@ -1,0 +1,1 @@
+"""What an agent finds out about its store, its settings and its way to the coordinator, and judges."""

@@ -1,0 +1,1 @@
+"""How a service examines itself, and which release it is."""
