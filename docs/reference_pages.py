@@ -21,6 +21,7 @@ from pydantic_core import PydanticUndefined
 
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.settings import CoordinatorSettings
+from leasehold.doctor.catalogue import CATALOGUE
 from protocol.problems import PROBLEMS
 from regional_agent.main import create_app as create_agent
 from regional_agent.settings import AgentSettings
@@ -54,6 +55,7 @@ def pages() -> dict[str, str]:
         "settings": settings_page(),
         "metrics": metrics_page(),
         "errors": errors_page(),
+        "checks": checks_page(),
         "cli": cli_page(),
         **{f"{service}-api": api_page(service) for service in SERVICES},
     }
@@ -142,6 +144,27 @@ def errors_page() -> str:
     ]
     for name, kind in sorted(PROBLEMS.items(), key=lambda item: (item[1].status, item[0])):
         lines.append(f"| <a id='{name}'></a>`{name}` | {kind.status} | {kind.title} | {kind.explanation} |")
+    return "\n".join(lines) + "\n"
+
+
+def checks_page() -> str:
+    """Return every check of the doctor and of the services, from the list that they run."""
+    lines = [
+        "# Checks",
+        "",
+        "`leasehold doctor` runs these checks, and each service runs its own when it starts and every five minutes:"
+        " a problem is logged (`check found a problem`) with the same code when it begins, and `check ok again`"
+        " when it is over. The codes are stable. An agent shows its results in `/v1/status`, a coordinator at"
+        " `GET /v1/diagnosis`. See [the production checklist](../guides/production.md) for what to run when.",
+    ]
+    for group, checks in CATALOGUE.items():
+        lines += ["", f"## {group}", "", "| check | examines | warns if | fails if | what to do |"]
+        lines += ["| --- | --- | --- | --- | --- |"]
+        lines += [
+            f"| <a id='{each.code}'></a>`{each.code}` | {each.examines} | {each.warns or 'never'} |"
+            f" {each.fails or 'never'} | {each.remedy} |"
+            for each in checks
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -2,7 +2,7 @@
 
 import typer
 
-from leasehold.cli import check, limits, regions, services, up, verify
+from leasehold.cli import check, doctor, limits, regions, services, up, verify
 from leasehold.cli.customers import block, override, reset, subscription
 from leasehold.cli.finance import usage
 from leasehold.cli.finance.accounting import adjustment, period
@@ -25,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (up, services, verify, limits, check, usage, regions):
+for module in (up, services, doctor, verify, limits, check, usage, regions):
     app.add_typer(module.commands)
 app.add_typer(quota, name="quota")
 app.add_typer(subscription, name="subscription")

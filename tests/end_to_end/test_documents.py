@@ -111,6 +111,7 @@ def test_the_pages_have_examples() -> None:
         "docs/guides/closing.md": 1,
         "docs/guides/finance.md": 4,
         "docs/guides/limits.md": 8,
+        "docs/guides/production.md": 1,
         "docs/guides/regions.md": 5,
         "docs/guides/services.md": 7,
         "docs/guides/stores.md": 1,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from docs.reference_pages import OPENAPI, SERVICES, pages
+from leasehold.doctor.catalogue import all_checks
 from protocol.problems import PROBLEMS
 from web.settings import Settings, variable_of
 
@@ -46,6 +47,16 @@ def test_every_metric_that_the_documentation_names_exists(written: dict[str, str
     names = {name for page in GUIDES for name in re.findall(r"\bleasehold_[a-z_]+", page.read_text(encoding="utf-8"))}
     assert len(names) > 30
     assert not {name for name in names - NO_SERIES_OF_A_PROCESS if not name.startswith(tuple(known))}
+
+
+def test_every_check_is_explained(written: dict[str, str]) -> None:
+    checks = all_checks()
+    for each in checks:
+        assert f"<a id='{each.code}'></a>`{each.code}`" in written["checks"]
+    production = (OPENAPI.parent / "guides" / "production.md").read_text("utf-8")
+    rows = re.findall(r"^\| .* \| (`[\w`, ]+`) \|$", production, re.MULTILINE)
+    named = {code for row in rows for code in re.findall(r"`(\w+)`", row)}
+    assert named == {each.code for each in checks}
 
 
 def test_every_command_has_a_section(written: dict[str, str]) -> None:

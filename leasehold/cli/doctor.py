@@ -1,0 +1,162 @@
+"""`leasehold doctor`: check settings, connections, clocks, stores, the database and the ledger of an installation."""
+
+import asyncio
+import os
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from leasehold.cli.api import DEFAULT_URL, TOKEN, URL
+from leasehold.cli.check import AGENT_TOKEN, AGENT_URL
+from leasehold.cli.output import fail, print_table, progress_line
+
+if TYPE_CHECKING:
+    from leasehold.doctor.examine import Installation
+    from protocol.diagnosis.checks import CheckResult
+
+commands = typer.Typer()
+AGENTS, DATABASE, STORES = "LEASEHOLD_DOCTOR_AGENTS", "LEASEHOLD_DOCTOR_DATABASE_URL", "LEASEHOLD_DOCTOR_STORES"
+VISIBLE = "Others can see arguments: use the variable for a URL with a password."
+
+
+@commands.command()
+def doctor(
+    url: Annotated[
+        list[str] | None,
+        typer.Option("--url", envvar=URL, help="A coordinator's URL; repeatable.", show_default=DEFAULT_URL),
+    ] = None,
+    agent: Annotated[
+        list[str] | None, typer.Option("--agent", envvar=[AGENTS, AGENT_URL], help="An agent's URL; repeatable.")
+    ] = None,
+    database_url: Annotated[
+        str | None,
+        typer.Option(
+            "--database-url",
+            envvar=DATABASE,
+            help=f"Read this database as well: a role with pg_read_all_stats sees which standbys confirm. {VISIBLE}",
+        ),
+    ] = None,
+    store_url: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--store-url", envvar=STORES, help=f"Ask this store as well, and measure it; repeatable. {VISIBLE}"
+        ),
+    ] = None,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--ca-file", exists=True, dir_okay=False, help="Certificates (PEM) to trust beside those of the machine."
+        ),
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds for each request.")] = 10.0,
+    check: Annotated[list[str] | None, typer.Option("--check", help="Only the check of this code; repeatable.")] = None,
+    problems: Annotated[bool, typer.Option("--problems", help="Leave out what is ok.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings, too.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List all checks, and run none.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")] = False,
+) -> None:
+    """Check an installation from this machine: who answers, TLS, clocks, stores, database, time-outs, jobs, webhooks.
+
+    Exits with 0 if nothing has failed, and with 1 if a check has failed or, with --strict, warns. What could not be
+    checked is `unknown`, with the reason, and does not change the exit status. The codes of the checks are stable.
+
+    LEASEHOLD_TOKEN needs the scopes `audit:read` and `admin` (for webhooks); LEASEHOLD_AGENT_SERVICE_TOKEN is for
+    agents that ask for a token. Without them fewer checks run.
+
+    Examples:
+
+        leasehold doctor --agent http://127.0.0.1:8411 --problems
+
+        leasehold doctor --strict --json --check database_replication
+    """
+    if listed:
+        _print_list(as_json=as_json)
+        return
+    _refuse_unknown(check or [])
+    found = _examined(_installation(url, agent, database_url, store_url, ca_file, timeout), check or [])
+    _print(found, problems=problems, as_json=as_json)
+    counted = _counts(found)
+    if counted["failed"] or (strict and counted["warning"]):
+        raise typer.Exit(1)
+
+
+def _installation(
+    url: list[str] | None,
+    agents: list[str] | None,
+    database_url: str | None,
+    stores: list[str] | None,
+    ca_file: Path | None,
+    timeout_s: float,
+) -> "Installation":
+    from leasehold.doctor.examine import Installation
+    from regional_agent.store.opening import StoreAccess
+
+    try:
+        tls = ssl.create_default_context()
+        if ca_file is not None:
+            tls.load_verify_locations(ca_file)
+    except (OSError, ssl.SSLError) as error:
+        fail(f"{ca_file} cannot be read as certificates: {error}")
+    return Installation(
+        coordinators=[each.rstrip("/") for each in url or [DEFAULT_URL]],
+        agents=[each.rstrip("/") for each in agents or []],
+        token=os.environ.get(TOKEN) or None,
+        agent_token=os.environ.get(AGENT_TOKEN) or None,
+        database_url=database_url,
+        store_urls=stores or [],
+        store_access=StoreAccess(ca_file=ca_file),
+        tls=tls,
+        timeout_s=timeout_s,
+    )
+
+
+def _examined(installation: "Installation", codes: list[str]) -> "list[CheckResult]":
+    from leasehold.doctor.examine import Doctor
+
+    with progress_line() as show:
+        found = asyncio.run(Doctor(installation, show).examine())
+    return [each for each in found if not codes or each.check in codes]
+
+
+def _refuse_unknown(codes: list[str]) -> None:
+    from leasehold.doctor.catalogue import all_checks
+
+    known = {each.code for each in all_checks()}
+    for code in codes:
+        if code not in known:
+            fail(f"there is no check {code!r}; `leasehold doctor --list` lists them")
+
+
+def _counts(found: "list[CheckResult]") -> dict[str, int]:
+    from protocol.diagnosis.checks import CheckState
+
+    return {state.value: sum(each.state is state for each in found) for state in CheckState}
+
+
+def _print(found: "list[CheckResult]", *, problems: bool, as_json: bool) -> None:
+    import msgspec
+
+    shown = [each for each in found if each.state.value != "ok"] if problems else found
+    counts = _counts(found)
+    if as_json:
+        typer.echo(msgspec.json.encode({"counts": counts, "checks": shown}).decode())
+        return
+    rows = [[each.state.value, each.check, each.subject, each.found, each.remedy] for each in shown]
+    if rows:
+        print_table(["state", "check", "subject", "found", "what to do"], rows)
+    typer.echo(", ".join(f"{count} {state}" for state, count in counts.items()))
+
+
+def _print_list(*, as_json: bool) -> None:
+    import msgspec
+
+    from leasehold.doctor.catalogue import CATALOGUE
+
+    rows = [(group, each.code, each.examines) for group, checks in CATALOGUE.items() for each in checks]
+    if as_json:
+        listed = [{"check": code, "about": group, "examines": examines} for group, code, examines in rows]
+        typer.echo(msgspec.json.encode(listed).decode())
+    else:
+        print_table(["check", "about", "examines"], [[code, group, examines] for group, code, examines in rows])
