@@ -11,10 +11,11 @@ from coordinator.database.engine import Database
 from coordinator.exchange.expire_leases import LEASES_EXPIRED, expire_leases
 from coordinator.exchange.recall import recall_suspense
 from coordinator.exports.job import EXPORTS_WAITING, delete_expired_exports, make_exports
-from coordinator.health.readiness import measure
+from coordinator.health.figures import measure, measure_deliveries
 from coordinator.installation.rules import addresses_of
 from coordinator.jobs import Job
 from coordinator.limits.in_force import Documents
+from coordinator.metrics import CoordinatorMetrics
 from coordinator.periods.close import PERIODS_CLOSING, continue_closing
 from coordinator.proof.seal import seal_and_announce
 from coordinator.proof.verifications import VERIFICATIONS_WAITING, run_verifications
@@ -31,7 +32,11 @@ HOUR_S = 3600
 ARCHIVE_AT_MOST_S = 12 * HOUR_S  # an attempt that is cancelled begins again
 
 
-def background_jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
+def background_jobs(
+    settings: CoordinatorSettings, clock: Clock, metrics: CoordinatorMetrics | None = None
+) -> list[Job]:
+    """`metrics`: of the coordinator that runs them."""
+    metrics = metrics or CoordinatorMetrics()
     grace, hold_wait = (timedelta(milliseconds=ms) for ms in (settings.close_grace_ms, settings.close_hold_wait_ms))
     addresses = addresses_of(settings.database_url.get_secret_value(), settings.installation)
     documents, archives = Documents(), open_store(settings.archive)
@@ -49,7 +54,7 @@ def background_jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
         return follow_rebalances(database, documents, clock)
 
     def deliver(database: Database) -> Awaitable[int]:
-        return deliver_webhooks(database, clock, addresses)
+        return deliver_webhooks(database, clock, addresses, on_attempt=metrics.note_webhook_attempt)
 
     def archive(database: Database) -> Awaitable[None]:
         assert archives is not None
@@ -69,6 +74,7 @@ def background_jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
         Job("find_drift", 300, once(find_drift)),
         Job("find_signals", 60, once(lambda connection, now: find_signals(connection, signals, now))),
         Job("measure", 30, once(measure)),
+        Job("measure_deliveries", 60, once(lambda connection, _: measure_deliveries(connection))),
         Job("delete_idle_shares", 60, once(delete_idle_shares)),
         Job("delete_idempotency_records", 60, once(delete_expired)),
         Job("delete_expired_exports", 600, once(delete_expired_exports)),

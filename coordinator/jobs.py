@@ -66,7 +66,7 @@ async def running(
     clock: Clock | None = None,
 ) -> AsyncIterator["JobScheduler"]:
     """Run the jobs until the end of the block, on connections of their own, so that requests never wait for them."""
-    async with open_database(url, CONNECTIONS_PER_JOB * AT_ONCE) as database:
+    async with open_database(url, CONNECTIONS_PER_JOB * AT_ONCE, metrics.pools, name="jobs") as database:
         scheduler = JobScheduler(jobs, database, metrics, failures or JobFailures(), clock or SystemClock())
         task = asyncio.create_task(scheduler.run(), name=SCHEDULER)
         try:
@@ -128,7 +128,7 @@ class JobScheduler:
         except Exception as error:  # whatever failed, the next look is another chance
             self._note_failure(SCHEDULER, error)
             return _pause(min((job.every_s / RETRIES_PER_INTERVAL for job in idle), default=FIRST_LOOK_S))
-        self._failures.worked(SCHEDULER)
+        self._note_success(SCHEDULER)
         found = {row["name"]: row for row in rows}
         pauses = [self._start_if_due(job, found.get(job.name)) for job in idle] or [_pause(FIRST_LOOK_S)]
         return _Pause(min(pause.at_least_s for pause in pauses), min(pause.idle_s for pause in pauses))
@@ -141,10 +141,10 @@ class JobScheduler:
         pause_s: float = max(row["due_in_s"], self._not_before_s.get(job.name, 0) - monotonic())
         if pause_s > 0:
             if row["due_in_s"] > 0:  # it worked, here or in another coordinator
-                self._failures.worked(job.name)
+                self._note_success(job.name)
             return _pause(min(max(pause_s, retry_interval_s), job.every_s))
         if not row["has_work"]:
-            self._failures.worked(job.name)
+            self._note_success(job.name)
             self._metrics.job_last_success.labels(job.name).set_to_current_time()
             return _Pause(job.every_s, max(job.every_s, IDLE_S))
         if len(self._running) == AT_ONCE:
@@ -167,15 +167,20 @@ class JobScheduler:
         except Exception as error:  # whatever failed, the next attempt is another chance
             self._note_failure(job.name, error)
         if is_done:
-            self._failures.worked(job.name)
+            self._note_success(job.name)
             self._metrics.job_runs.labels(job.name).inc()
             self._metrics.job_seconds.labels(job.name).observe(monotonic() - started)
             self._metrics.job_last_success.labels(job.name).set_to_current_time()
         else:
             self._not_before_s[job.name] = monotonic() + job.every_s / RETRIES_PER_INTERVAL
 
+    def _note_success(self, name: str) -> None:
+        self._metrics.job_failures_in_a_row.labels(name).set(0)
+        self._failures.worked(name)
+
     def _note_failure(self, name: str, error: Exception) -> None:
         self._metrics.job_failures.labels(name).inc()
+        self._metrics.job_failures_in_a_row.labels(name).inc()
         self._failures.failed(name, error)
 
 

@@ -97,9 +97,9 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        url, jobs = settings.database_url.get_secret_value(), background_jobs(settings, clock)
+        url, jobs = settings.database_url.get_secret_value(), background_jobs(settings, clock, metrics)
         async with (
-            open_database(url, settings.database_pool_size) as database,
+            open_database(url, settings.database_pool_size, metrics.pools, name="requests") as database,
             _beside(listen(url, hub.deliver)),
             _watching(_health_of(settings, clock, metrics, failures)) as health,
             running(url, jobs, metrics, failures, clock) as scheduler,

@@ -1,18 +1,21 @@
 """The coordinator's metrics, with a registry for each app."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Gauge
 
+from coordinator.database.pool_use import PoolMetrics
 from coordinator.exchange.rules.balances import Cause
 from coordinator.exchange.rules.budget import Budget
 from coordinator.exchange.rules.posting import Report
-from coordinator.health.readiness import Measured
+from coordinator.health.metrics import LedgerMetrics
 from coordinator.notice import Notice
+from coordinator.webhooks.deliveries import AttemptResult
+from migrations.revisions import known_revisions
 from protocol.messages import ExchangeResponse
 from web.declared_metrics import DeclaredMetrics, counter, gauge, histogram
+from web.metrics import describe_process, release
 
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _PREFIX = "leasehold_coordinator_"
@@ -48,24 +51,21 @@ class CoordinatorMetrics(DeclaredMetrics):
     )
     signals = counter(f"{_PREFIX}signals", "Signals sent to regions.", "kind")
     streams = gauge(f"{_PREFIX}signal_streams", "Open event streams and long polls.")
-    job_runs = counter(f"{_PREFIX}job_runs", "Runs of a background job on this coordinator.", "job")
-    job_failures = counter(f"{_PREFIX}job_failures", "Failed runs of a background job on this coordinator.", "job")
+    job_runs = counter(f"{_PREFIX}job_runs", "Runs of a background job on this coordinator.", "job_name")
+    job_failures = counter(f"{_PREFIX}job_failures", "Failed runs of a background job on this coordinator.", "job_name")
     job_seconds = histogram(
-        f"{_PREFIX}job_duration_seconds", "Duration of a background job.", "job", buckets=_BUCKETS_S
+        f"{_PREFIX}job_duration_seconds", "Duration of a background job.", "job_name", buckets=_BUCKETS_S
+    )
+    job_failures_in_a_row = gauge(
+        f"{_PREFIX}job_failures_in_a_row", "Failed runs of a job on this coordinator since any worked.", "job_name"
     )
     job_last_success = gauge(
-        f"{_PREFIX}job_last_success_timestamp_seconds", "Last successful run of a job on this coordinator.", "job"
+        f"{_PREFIX}job_last_success_timestamp_seconds", "Last successful run of a job on this coordinator.", "job_name"
     )
-    regressed_lanes = gauge(f"{_PREFIX}regressed_lanes", "Lanes that show that the ledger has lost data.", "region")
-    split_brain = gauge(f"{_PREFIX}region_split_brain", "1: two stores report under the region's name.", "region")
     overshoot = gauge(f"{_PREFIX}rate_overshoot_units", f"{_OVERSHOOT}, as measured.", "quota")
     overshoot_bound = gauge(f"{_PREFIX}rate_overshoot_bound_units", f"{_OVERSHOOT}, in the worst case.", "quota")
-    units = gauge(f"{_PREFIX}units", "Units of open periods, by quota and account.", "quota", "account")
-    growing = gauge(f"{_PREFIX}growing_tenants", "Tenants whose usage has suddenly grown, by quota.", "quota")
-    used_up = gauge(f"{_PREFIX}used_up_keys", "Keys that have had nothing left for a while, by quota.", "quota")
-    measured_at = gauge(
-        f"{_PREFIX}ledger_figures_timestamp_seconds",
-        "When one coordinator last measured units, regressed lanes and split brain for all.",
+    webhook_attempts = counter(
+        f"{_PREFIX}webhook_attempts", "Attempts of this coordinator to deliver an event to a webhook.", "result"
     )
     ready = gauge(f"{_PREFIX}ready", "1: ready by /readyz, also while degraded.")
     health_reasons = gauge(
@@ -74,38 +74,14 @@ class CoordinatorMetrics(DeclaredMetrics):
     clock_difference = gauge(
         f"{_PREFIX}clock_offset_seconds", "How far this clock is ahead of the database's, less the round trip."
     )
-    last_seen_at = gauge(
-        f"{_PREFIX}region_last_seen_timestamp_seconds", "Last exchange of a region with any coordinator.", "region"
-    )
-    silent = gauge(f"{_PREFIX}region_silent", "1: no exchange of the region for a minute.", "region")
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         super().__init__(self.registry)
+        self.ledger = LedgerMetrics(self.registry)
+        self.pools = PoolMetrics(self.registry)
+        describe_process(self.registry, version=release(), schema=known_revisions()[-1])
         self._worst: defaultdict[tuple[Gauge, str], int] = defaultdict(int)
-
-    def show_measured(self, measured: Measured) -> None:
-        """Show the last measurement, and drop the series of quotas and regions that no longer exist."""
-        if measured.figures is None or measured.measured_at is None:
-            return
-        for each in (self.units, self.regressed_lanes, self.split_brain, self.growing, self.used_up):
-            each.clear()
-        for metric, counts in ((self.growing, measured.figures.growing), (self.used_up, measured.figures.used_up)):
-            for quota, count in counts.items():
-                metric.labels(quota).set(count)
-        for quota, account, units in measured.figures.units:
-            self.units.labels(quota, account).set(units)
-        for name, region in measured.figures.regions.items():
-            self.regressed_lanes.labels(name).set(region.regressed_lanes)
-            self.split_brain.labels(name).set(region.split_brain)
-        self.measured_at.set(measured.measured_at.timestamp())
-
-    def show_silent_regions(self, last_seen_at: Mapping[str, datetime], silent: Collection[str]) -> None:
-        self.last_seen_at.clear()
-        self.silent.clear()
-        for name, moment in last_seen_at.items():
-            self.last_seen_at.labels(name).set(moment.timestamp())
-            self.silent.labels(name).set(name in silent)
 
     def show_health(self, is_ready: bool, severities: Mapping[str, str]) -> None:
         """Show the reasons of the health status. `severities`: by code."""
@@ -113,6 +89,9 @@ class CoordinatorMetrics(DeclaredMetrics):
         self.health_reasons.clear()
         for code, severity in severities.items():
             self.health_reasons.labels(code, severity).set(1)
+
+    def note_webhook_attempt(self, result: AttemptResult) -> None:
+        self.webhook_attempts.labels(result.value).inc()
 
     def note_over_budget(self, region: str, budget: Budget, refused: int) -> None:
         self.over_budget.labels(region, budget.value).inc(refused)

@@ -90,7 +90,12 @@ def _setting(cls: type[Settings], name: str, field: FieldInfo) -> str:
 
 def metrics_page() -> str:
     """Return the metrics of both services, as their own `/metrics` describes them."""
-    lines = ["# Metrics", "", "Both services expose Prometheus metrics at `/metrics`."]
+    lines = [
+        "# Metrics",
+        "",
+        "Both services expose Prometheus metrics at `/metrics`."
+        " [Health and faults](../guides/health.md#metrics) says which answer which question.",
+    ]
     for service, registry in _registries().items():
         lines += [
             "",
@@ -125,7 +130,8 @@ def _metrics(registry: CollectorRegistry) -> Iterator[str]:
         name = f"{family.name}_total" if family.type == "counter" else family.name
         kind = "gauge" if family.type == "stateset" else family.type
         sampled = {label: None for sample in family.samples for label in sample.labels if label != "le"}
-        labels = ", ".join(f"`{label}`" for label in declared.get(family.name) or sampled)
+        known = declared.get(family.name) or sampled or getattr(family, "_labelnames", None) or ()
+        labels = ", ".join(f"`{label}`" for label in known)
         yield f"| `{name}` | {kind} | {labels} | {family.documentation.rstrip('.')}. |"
 
 

@@ -37,6 +37,7 @@ from regional_agent.leasing.signals import SignalListener
 from regional_agent.metrics import MAX_HOT_KEYS, AgentMetrics
 from regional_agent.settings import AgentSettings, journal_of
 from regional_agent.store.address import StoreSetup
+from regional_agent.store.call_statistics import StoreCallStatistics
 from regional_agent.store.connection import Store, StoreConnection
 from regional_agent.store.opening import Server
 from regional_agent.store.rules.decision_timeout import DecisionTimeout
@@ -57,10 +58,11 @@ class RegionalAgent:
         """`unknown`: variables of the environment that look like settings, and that no setting reads."""
         self.settings = settings
         self._clock = clock
-        self.metrics = AgentMetrics()
         token = settings.coordinator_token.get_secret_value()
         self._coordinator = CoordinatorClient(settings.coordinator_url, token, settings.region)
         self.decision_timeout = DecisionTimeout(settings.decision_timeout_ms, settings.decision_timeout_max_ms)
+        self._store_calls = StoreCallStatistics(self.decision_timeout)
+        self.metrics = AgentMetrics(self._store_calls)
         self._keys = KeyStates(clock)
         self.store, stores = self._connections()
         self.cells = [self._cell(number, store) for number, store in stores]
@@ -109,7 +111,7 @@ class RegionalAgent:
                 access,
                 cells=CELLS,
                 timeout_ms=settings.store_timeout_ms,
-                decision_timeout=self.decision_timeout,
+                statistics=self._store_calls,
                 assumes_noeviction=settings.store_assume_noeviction,
                 on_connected=self._invalidate,
             )
@@ -117,7 +119,7 @@ class RegionalAgent:
         single = StoreConnection(
             Sentinels(address, access) if address.setup is StoreSetup.SENTINEL else Server(address, access),
             timeout_ms=settings.store_timeout_ms,
-            decision_timeout=self.decision_timeout,
+            statistics=self._store_calls,
             assumes_noeviction=settings.store_assume_noeviction,
             on_connected=partial(self._invalidate, 0),
         )
@@ -222,8 +224,20 @@ class RegionalAgent:
         self.metrics.breaker.state(self.breaker())
         self.metrics.hot_keys.show(self.hottest(MAX_HOT_KEYS))
         self.health.measure()
-        self.metrics.store_latency.show(self.decision_timeout)
+        self._measure_configuration()
+        now_ms = self._clock.monotonic_ms()
+        failing_ms = max(cell.quotas.contact.failing_ms(now_ms) for cell in self.cells)
+        self.metrics.exchanges_failing.set(failing_ms / 1000)
+        self.metrics.journal.stored.set(sum(cell.journal.stored_bytes for cell in self.cells))
         self.metrics.degraded_seconds.set(max(cell.breaker.degraded_ms() for cell in self.cells) / 1000)
+
+    def _measure_configuration(self) -> None:
+        configuration, policies = self.metrics.configuration, self.admission.policies
+        ages_ms = {feed.name: feed.age_ms for feed in (self._policies, self._blocks, self._resets)}
+        configuration.show_ages({name: ms / 1000 for name, ms in ages_ms.items() if ms is not None})
+        configuration.policies.set(policies.count if policies else 0)
+        configuration.keys.set(len(self._keys))
+        configuration.followed.set(sum(cell.quotas.count_followed() for cell in self.cells))
 
 
 _WORST = (BreakerState.CLOSED, BreakerState.HALF_OPEN, BreakerState.OPEN)

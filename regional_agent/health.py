@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
+from heapq import nsmallest
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -15,9 +17,10 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from protocol.circuit_breaker import BreakerState
 from protocol.clock import Clock
+from protocol.identifiers import name_of_quota
 from protocol.outcomes import EpochRefusal
 from regional_agent.cluster.cell import Cell
-from regional_agent.leasing.rules.headroom import Headroom, headroom_of
+from regional_agent.leasing.rules.headroom import Headroom, dry_in_s, headroom_of
 from regional_agent.store.connection import KEEPS_ALL, StoreError, StoreUnavailable
 from web.health import Health, HealthReason, HealthStatus
 
@@ -29,7 +32,9 @@ log = structlog.get_logger()
 WATCH_S = 0.5
 REFRESH_INTERVAL_S = 0.01
 REFUSED_FOR_MS = 10_000  # refused exchanges only degrade the region for so long: its leases last
-MOST_LEASES = 100  # that are checked while the region is cut off
+MOST_LEASES = 100  # of each cell that are read
+MOST_SHOWN = 20  # quotas in a metric
+READ_LEASES_MS = 5_000
 
 
 _WORST_FIRST = (HealthStatus.NOT_READY, HealthStatus.DEGRADED)
@@ -83,6 +88,8 @@ class AgentHealth:
         self._since: dict[tuple[str, str], datetime] = {}
         self._noted: tuple[HealthStatus, frozenset[str]] = HealthStatus.READY, frozenset()  # logged last
         self._headroom: dict[int | None, Headroom] = {}
+        self._dry_in_s: dict[int | None, dict[str, float]] = {}
+        self._leases_read_at_ms: dict[int | None, int] = {}
         self.is_shutting_down = False
         self._is_slow = False
 
@@ -106,6 +113,11 @@ class AgentHealth:
 
     def measure(self) -> None:
         self._metrics.show(self.findings())
+        shortest: dict[str, float] = {}
+        for of_cell in self._dry_in_s.values():
+            for quota, seconds in of_cell.items():
+                shortest[quota] = min(seconds, shortest.get(quota, seconds))
+        self._region.metrics.headroom.show(dict(nsmallest(MOST_SHOWN, shortest.items(), key=itemgetter(1))))
 
     def findings(self) -> list[AgentFinding]:
         return list(dict.fromkeys(self._found()))
@@ -142,12 +154,22 @@ class AgentHealth:
             yield _degrading("cut_off", "the region is cut off from the coordinator; it spends the leases that it has")
 
     async def _look_at_leases(self, cell: Cell) -> None:
-        """Count the leases in demand that can still admit something, while the region is cut off."""
-        if not cell.quotas.contact.is_lost(self._clock.monotonic_ms()):
+        """Read the leases in demand: twice a second while the region is cut off, and otherwise for the metrics."""
+        now_ms = self._clock.monotonic_ms()
+        is_lost = cell.quotas.contact.is_lost(now_ms)
+        if not is_lost:
             self._headroom.pop(cell.number, None)
+            if now_ms < self._leases_read_at_ms.get(cell.number, -READ_LEASES_MS) + READ_LEASES_MS:
+                return
+        self._leases_read_at_ms[cell.number] = now_ms
+        try:
+            leases = await _read_leases(cell)
+        except (StoreUnavailable, StoreError):
+            self._dry_in_s.pop(cell.number, None)
             return
-        with suppress(StoreUnavailable, StoreError):
-            self._headroom[cell.number] = await _headroom(cell)
+        self._dry_in_s[cell.number] = _dry_in_s(cell, leases)
+        if is_lost:
+            self._headroom[cell.number] = headroom_of((each.fields, each.mono_us) for each in leases)
 
     def _note_slow_store(self) -> None:
         """Log once when decisions take longer than the configured timeout, and again after a recovery."""
@@ -171,14 +193,35 @@ class AgentHealth:
         write(f"agent is {health.status.value.replace('_', ' ')}", reasons=reasons)
 
 
-async def _headroom(cell: Cell) -> Headroom:
+class _ReadLease(NamedTuple):
+    quota: str
+    fields: Mapping[str, str]
+    mono_us: int
+
+
+async def _read_leases(cell: Cell) -> list[_ReadLease]:
+    """Read the leases of the quotas that are most in demand."""
     incarnation = cell.epochs.current
     if incarnation is None:
-        return Headroom()
+        return []
     quotas = cell.quotas.in_demand(MOST_LEASES)
     mono_us = await cell.scripts.read_mono_us()
     leases = await asyncio.gather(*(cell.scripts.lease_fields(incarnation, quota) for quota in quotas))
-    return headroom_of((fields, mono_us) for fields in leases)
+    return [_ReadLease(quota, fields, mono_us) for quota, fields in zip(quotas, leases, strict=True)]
+
+
+def _dry_in_s(cell: Cell, leases: Iterable[_ReadLease]) -> dict[str, float]:
+    """Return by the names of quotas how soon the first of their leases is spent.
+
+    An allowance that is used up to its limit is left out: it is dry, and nothing is wrong.
+    """
+    found: dict[str, float] = {}
+    for each in leases:
+        seconds = dry_in_s(each.fields, each.mono_us, cell.quotas.demand_milli(each.quota))
+        if seconds is not None and not cell.quotas.outlook(each.quota).is_exhausted:
+            name = name_of_quota(each.quota)
+            found[name] = min(seconds, found.get(name, seconds))
+    return found
 
 
 def store_findings(cell: Cell) -> Iterator[AgentFinding]:

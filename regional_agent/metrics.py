@@ -4,10 +4,10 @@ What every check adds to is kept in plain numbers, and becomes samples when it i
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import INF
 
@@ -17,15 +17,16 @@ from protocol.limits.document import QuotaKind
 from regional_agent.admission.decision_log import DecisionLog
 from regional_agent.admission.rules.modes import REFUND
 from regional_agent.leasing.rules.demand import HotKey
+from regional_agent.store.call_statistics import StoreCallStatistics
 from regional_agent.store.library import StoreLibrary, idle_libraries
-from regional_agent.store.rules.decision_timeout import DecisionTimeout
+from regional_agent.store.sources import shipped_library
 from regional_agent.store.types import PartitionState
 from web.declared_metrics import DeclaredMetrics, counter, gauge, histogram, states, total
-from web.metrics import Durations
+from web.metrics import WAIT_BUCKETS_S, Durations, describe_process, release
 
 MAX_HOT_KEYS = 10  # at a time: a key names a tenant, and most keys are of no interest to a monitor
 HOT_MILLI = 100_000
-CHECK_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 2.5)
+CHECK_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, *WAIT_BUCKETS_S)
 EXCHANGE_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, INF)
 REMAINING_BUCKETS = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 SAMPLED_EVERY = 16  # checks: to note what remains costs a few percent of a check that needs no store
@@ -102,6 +103,7 @@ class CheckCounts(Collector):
 
 
 class JournalMetrics(DeclaredMetrics):
+    stored = gauge("leasehold_outage_journal_bytes", "Bytes of the outage journal on disk that are not booked yet.")
     units = counter("leasehold_outage_journal_units", "Units of allowances admitted while the store was unavailable.")
     booked = counter("leasehold_outage_journal_booked_units", "Units of the outage journal that are booked.")
     charged = counter(
@@ -129,9 +131,9 @@ class EpochMetrics(DeclaredMetrics):
 
 class PartitionMetrics(DeclaredMetrics):
     _partitioned = gauge("leasehold_partitioned", "1: no answer from the coordinator for five seconds.")
-    _overdraft = gauge(
+    _overdraft = total(
         "leasehold_overdraft_units",
-        "Units of allowances admitted beyond leases during partitions, since the store began.",
+        "Units of allowances admitted beyond leases during partitions, in the region since its store began.",
     )
 
     def show(self, state: PartitionState) -> None:
@@ -142,21 +144,64 @@ class PartitionMetrics(DeclaredMetrics):
         self._partitioned.set(0)
 
 
-class StoreLatencyMetrics(DeclaredMetrics):
-    _seconds = gauge(
-        "leasehold_store_decision_duration_seconds",
-        "Round trip of recent decisions in the store, including those that timed out.",
-        "quantile",
-    )
-    _timeout = gauge(
-        "leasehold_store_decision_timeout_seconds",
-        "Time-out of a decision in the store: as configured, or more where the store is slower.",
+class StoreCallMetrics(Collector):
+    """Round trips of calls of the store: of decisions, which requests wait for, and of all others."""
+
+    def __init__(self, registry: CollectorRegistry, statistics: StoreCallStatistics) -> None:
+        self._statistics = statistics
+        registry.register(self)
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
+        seconds = HistogramMetricFamily(
+            "leasehold_store_call_duration_seconds",
+            "Round trip of calls of the store, including those that timed out and were answered later.",
+            labels=("kind",),
+        )
+        for kind, durations in (("decision", self._statistics.decisions), ("other", self._statistics.others)):
+            durations.add_to(seconds, (kind,))
+        yield seconds
+        errors = CounterMetricFamily(
+            "leasehold_store_errors",
+            "Failed calls of the store: timeout, connection_lost, not_connected, or the code of the store's error.",
+            labels=("kind",),
+        )
+        for kind, count in self._statistics.failures.items():
+            errors.add_metric((kind,), count)
+        yield errors
+        yield GaugeMetricFamily(
+            "leasehold_store_decision_timeout_seconds",
+            "Time-out of a decision in the store: as configured, or more where the store is slower.",
+            self._statistics.decision_timeout.seconds,
+        )
+
+
+class HeadroomMetrics(DeclaredMetrics):
+    _dry_in = gauge(
+        "leasehold_lease_dry_in_seconds",
+        "Time until a quota's first lease is spent at its demand, or expires, without another grant: the shortest 20.",
+        "quota",
     )
 
-    def show(self, timeout: DecisionTimeout) -> None:
-        for percent in (50, 99):
-            self._seconds.labels(f"0.{percent}").set(timeout.quantile_s(percent))
-        self._timeout.set(timeout.seconds)
+    def show(self, dry_in_s: Mapping[str, float]) -> None:
+        self._dry_in.clear()
+        for quota, seconds in dry_in_s.items():
+            self._dry_in.labels(quota).set(seconds)
+
+
+class ConfigurationMetrics(DeclaredMetrics):
+    _age = gauge(
+        "leasehold_feed_age_seconds",
+        "Time since the coordinator last confirmed that what is in force is the newest. It does so every 20 s.",
+        "feed",
+    )
+    policies = gauge("leasehold_policies", "Policies in force.")
+    keys = gauge("leasehold_quota_keys", "Keys of rates, slots and allowances that this agent remembers.")
+    followed = gauge("leasehold_allowances_followed", "Keys of allowances that this agent follows, with leases or not.")
+
+    def show_ages(self, ages_s: Mapping[str, float]) -> None:
+        self._age.clear()
+        for feed, age_s in ages_s.items():
+            self._age.labels(feed).set(age_s)
 
 
 class LibraryMetrics(DeclaredMetrics):
@@ -232,6 +277,10 @@ class AgentMetrics(DeclaredMetrics):
         "leasehold_exchange_duration_seconds", "Round trip of an exchange.", buckets=EXCHANGE_BUCKETS_S
     )
     stopped_lanes = gauge("leasehold_stopped_lanes", "Lanes that stopped until an operator resolves their fault.")
+    exchanges_failing = gauge(
+        "leasehold_exchanges_failing_seconds",
+        "Time for which the coordinator has answered no exchange; 0 while it answers.",
+    )
     unreported_seconds = gauge(
         "leasehold_unreported_usage_age_seconds", "Age of the oldest usage that is not booked, of what is due first."
     )
@@ -241,14 +290,18 @@ class AgentMetrics(DeclaredMetrics):
     resets = counter("leasehold_resets", "Quota keys that this agent has reset in its region's store.")
     store_calls = total("leasehold_store_commands", "Commands sent to the store.")
 
-    def __init__(self) -> None:
+    def __init__(self, store_calls: StoreCallStatistics | None = None) -> None:
         self.registry = CollectorRegistry()
         super().__init__(self.registry)
+        describe_process(self.registry, version=release(), store_library=shipped_library().name)
         self.checks = CheckCounts()
         self.registry.register(self.checks)
         self.journal = JournalMetrics(self.registry)
         self.decision_log = DecisionLog(self.registry)
-        self.store_latency = StoreLatencyMetrics(self.registry)
+        if store_calls is not None:
+            StoreCallMetrics(self.registry, store_calls)
+        self.headroom = HeadroomMetrics(self.registry)
+        self.configuration = ConfigurationMetrics(self.registry)
         self.library = LibraryMetrics(self.registry)
         self.refusals = RefusalMetrics(self.registry)
         self.epochs = EpochMetrics(self.registry)

@@ -141,6 +141,11 @@ TABLE: Mapping[str, DebianPackages | InstalledPackages | NpmPackages] = {
         ("redis-server", "redis-sentinel", "redis-cli"),
         "Debian's Redis with Sentinel, Cluster and TLS, for tests of stores that fail over",
     ),
+    "prometheus": DebianPackages(
+        ("prometheus",),
+        ("prometheus", "promtool"),
+        "Prometheus and promtool, for tests of the metrics, the alerts and the dashboards",
+    ),
     "chromium": InstalledPackages(
         ("chromium",),
         partial(_find_program, "chromium", "google-chrome"),

@@ -3,31 +3,40 @@
 Each instance of the class makes them in a registry of its own, so two services in one process do not add up.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 M = TypeVar("M")
 
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which Prometheus's text format knows nothing of
+
 
 class Total(Collector):
-    """A counter whose value is kept elsewhere, and copied here when it is scraped."""
+    """A counter whose values are kept elsewhere, and copied here when it is scraped."""
 
     def __init__(self, name: str, help_text: str, labels: Sequence[str], *, registry: CollectorRegistry) -> None:
-        assert not labels
         self._name = name
         self._help_text = help_text
-        self._value = 0.0
+        self._labels = labels
+        self._values: Mapping[tuple[str, ...], float] = {} if labels else {(): 0.0}
         registry.register(self)
 
     def set(self, value: float) -> None:
-        self._value = value
+        self._values = {(): value}
+
+    def set_each(self, values: Mapping[tuple[str, ...], float]) -> None:
+        """Copy the value of each combination of labels."""
+        self._values = values
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        yield CounterMetricFamily(self._name, self._help_text, value=self._value)
+        family = CounterMetricFamily(self._name, self._help_text, labels=self._labels)
+        for labels, value in self._values.items():
+            family.add_metric(labels, value)
+        yield family
 
 
 class Declared(Generic[M]):
@@ -70,8 +79,8 @@ def gauge(name: str, help_text: str, *labels: str) -> Declared[Gauge]:
     return Declared(Gauge, name, help_text, labels)
 
 
-def total(name: str, help_text: str) -> Declared[Total]:
-    return Declared(Total, name, help_text, ())
+def total(name: str, help_text: str, *labels: str) -> Declared[Total]:
+    return Declared(Total, name, help_text, labels)
 
 
 def histogram(name: str, help_text: str, *labels: str, buckets: Sequence[float]) -> Declared[Histogram]:

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from web.metrics import HttpMetrics, method_label
+from web.metrics import IS_HELD_OPEN, HttpMetrics, method_label
 from web.problems import Problem, answer_to, problem_response
 from web.request_ids import request_id_of
 
@@ -69,7 +69,8 @@ class RequestContext:
     def _note(self, method: str, scope: Scope, status: int, duration_ns: int) -> None:
         route = getattr(scope.get("route"), "path", None) or "unmatched"
         if self._metrics is not None:
-            self._metrics.observe(route, method_label(method), status, duration_ns / 1e9)
+            observe = self._metrics.observe_held if scope.get(IS_HELD_OPEN) else self._metrics.observe
+            observe(route, method_label(method), status, duration_ns / 1e9)
         if status >= _FAULT or scope["path"] not in self._quiet:
             _log.info("request", method=method, route=route, status=status, duration_ms=duration_ns // 10_000 / 100)
 

@@ -57,7 +57,7 @@ async def list_blocks(
     with coordinator.hub.subscribe(caller.region or "") as subscription:
         blocks, tag = await _blocks(coordinator)
         is_newest = is_up_to_date(request, query.since, blocks.version, tag)
-        if is_newest and await wait_for_signal(subscription, "blocks"):
+        if is_newest and await wait_for_signal(request, subscription, "blocks"):
             blocks, tag = await _blocks(coordinator)
     if is_up_to_date(request, query.since, blocks.version, tag):
         return Response(status_code=304, headers={"ETag": tag})

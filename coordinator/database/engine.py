@@ -12,19 +12,19 @@ use `snapshot=True`.
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from time import perf_counter
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import asyncpg
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from coordinator.database.connection import Connection, read_sums_as_integers
+from coordinator.database.pool_use import Pool, PoolMetrics, PoolUse
 from coordinator.outages import DatabaseUnavailable, DecisionOutdated, TransactionFailed
 
 if TYPE_CHECKING:
-    Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
     BaseConnection: TypeAlias = asyncpg.Connection[asyncpg.Record]
 else:
-    Pool = asyncpg.Pool
     BaseConnection = asyncpg.Connection
 
 Result = TypeVar("Result")
@@ -85,6 +85,7 @@ class Session(BaseConnection):
 class Database:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self.use = PoolUse(pool)
         self.on_commit: Callable[[], None] = lambda: None  # called when `run` has committed
 
     async def run(
@@ -114,7 +115,7 @@ class Database:
         """Run a single statement, such as a token look-up, without a transaction around it."""
 
         async def once() -> Result:
-            async with self._pool.acquire(timeout=ACQUIRE_TIMEOUT_S) as connection:
+            async with self._connection() as connection:
                 return await operation(connection)
 
         return await _retried(once)
@@ -122,10 +123,25 @@ class Database:
     @asynccontextmanager
     async def transaction(self, *, snapshot: bool = False) -> AsyncIterator[Connection]:
         """Make one attempt: commit at the end of the block, roll back if it raises."""
-        async with self._pool.acquire(timeout=ACQUIRE_TIMEOUT_S) as connection:
+        async with self._connection() as connection:
             transaction = connection.transaction(isolation="repeatable_read", readonly=True) if snapshot else None
             async with transaction or connection.transaction():
                 yield connection
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Connection]:
+        """Borrow a connection of the pool, and note how long that took."""
+        began_s = perf_counter()
+        self.use.waiting += 1
+        try:
+            connection = await self._pool.acquire(timeout=ACQUIRE_TIMEOUT_S)
+        finally:
+            self.use.waiting -= 1
+            self.use.wait_s.observe(perf_counter() - began_s)
+        try:
+            yield connection
+        finally:
+            await self._pool.release(connection)
 
 
 async def _retried(once: Callable[[], Awaitable[Result]], tried_again: Errors = TRIED_AGAIN) -> Result:
@@ -150,8 +166,13 @@ def _again(tried_again: Errors) -> AsyncRetrying:
 
 
 @asynccontextmanager
-async def open_database(url: str, pool_size: int) -> AsyncIterator[Database]:
-    """Open a pool that connects on use. Without Postgres a coordinator starts and reports that it is not ready."""
+async def open_database(
+    url: str, pool_size: int, metrics: PoolMetrics | None = None, *, name: str = ""
+) -> AsyncIterator[Database]:
+    """Open a pool that connects on use. Without Postgres a coordinator starts and reports that it is not ready.
+
+    `name` is the pool's in the metrics.
+    """
     pool = asyncpg.create_pool(
         url,
         min_size=0,
@@ -163,4 +184,7 @@ async def open_database(url: str, pool_size: int) -> AsyncIterator[Database]:
         init=read_sums_as_integers,
     )
     async with pool:
-        yield Database(pool)
+        database = Database(pool)
+        if metrics is not None:
+            metrics.pools[name] = database.use
+        yield database

@@ -38,6 +38,7 @@ from protocol.messages import (
     Signal,
 )
 from web.bodies import read_json, reply
+from web.metrics import hold_open
 from web.openapi import described
 from web.problems import Problem
 from web.strict_routes import StrictRoute
@@ -136,6 +137,7 @@ _SIGNALS["responses"][200] |= {"description": "Hints, as they come", "content": 
 @router.get("/v1/regions/{region}/signals", **_SIGNALS)
 async def stream_signals(request: Request, region: PathRegion, coordinator: CoordinatorDep) -> Response:
     """Stream signals as server-sent events. They are hints: what a region misses comes with its next exchange."""
+    hold_open(request.scope)
     events = _events(request, region, coordinator)
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
@@ -184,7 +186,7 @@ async def get_policies(
     with coordinator.hub.subscribe(region) as subscription:
         bundle, tag = await _bundle(coordinator, region)
         is_newest = is_up_to_date(request, query.since, bundle.version, tag)
-        if is_newest and await wait_for_signal(subscription, "policies"):
+        if is_newest and await wait_for_signal(request, subscription, "policies"):
             bundle, tag = await _bundle(coordinator, region)
     if is_up_to_date(request, query.since, bundle.version, tag):
         return Response(status_code=304)

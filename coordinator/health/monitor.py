@@ -6,7 +6,8 @@ for this, nor does it wait for them. A reason is logged when it begins and when 
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -16,14 +17,8 @@ import structlog
 from coordinator.clock import ComparedClock
 from coordinator.database.connection import Connection
 from coordinator.database.engine import SESSION
-from coordinator.health.readiness import (
-    Measured,
-    note_seen_regions,
-    read_database_clock,
-    read_measured,
-    schema_revision,
-    write_message,
-)
+from coordinator.health.figures import Measured, note_seen_regions, read_measured
+from coordinator.health.readiness import read_database_clock, schema_revision, write_message
 from coordinator.installation.operations import look_at_installation
 from coordinator.job_failures import JobFailures
 from coordinator.metrics import CoordinatorMetrics
@@ -123,22 +118,45 @@ class CoordinatorHealth:
     async def _prove(self) -> CoordinatorFinding | None:
         reads = False
         try:
-            async with self._in_use, asyncio.timeout(PROVE_WITHIN_S):
-                connection = await self._connected()
-                async with connection.transaction():
-                    if is_behind(await schema_revision(connection)):
-                        return _SCHEMA_BEHIND
-                    asked_at = self._clock.untrusted_now()
-                    database_now = await read_database_clock(connection)
-                    self._clock.compare(asked_at, database_now, self._clock.untrusted_now())
-                    reads = True
-                    await write_message(connection)
+            async with self._transaction() as connection:
+                if is_behind(await schema_revision(connection)):
+                    return _SCHEMA_BEHIND
+                asked_at = self._clock.untrusted_now()
+                database_now = await read_database_clock(connection)
+                self._clock.compare(asked_at, database_now, self._clock.untrusted_now())
+                reads = True
+                await write_message(connection)
         except Exception as error:  # of any kind: it cannot commit now
             self._drop_connection()
             return _finding_of(error, reads=reads)
         return None
 
-    async def _connected(self) -> Connection:
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Connection]:
+        """Begin a transaction that ends within PROVE_WITHIN_S, or raises TimeoutError.
+
+        It is ended by closing the connection: to cancel a statement, or to roll back, waits for a server that hangs.
+        """
+        async with self._in_use:
+            connection, is_late = await self._connected(), False
+
+            def end() -> None:
+                nonlocal is_late
+                is_late = True
+                connection.terminate()
+
+            timer = asyncio.get_running_loop().call_later(PROVE_WITHIN_S, end)
+            try:
+                async with connection.transaction():
+                    yield connection
+            except Exception as error:
+                if is_late:
+                    raise TimeoutError from error
+                raise
+            finally:
+                timer.cancel()
+
+    async def _connected(self) -> "asyncpg.Connection[asyncpg.Record]":
         if self._connection is None or self._connection.is_closed():
             self._connection = await asyncpg.connect(self._url, timeout=PROVE_WITHIN_S, server_settings=SESSION)
         return self._connection
@@ -157,18 +175,16 @@ class CoordinatorHealth:
         seen, self._seen_at_ms = self._seen_at_ms, {}
         now_ms = self._clock.monotonic_ms()
         try:
-            async with self._in_use, asyncio.timeout(PROVE_WITHIN_S):
-                connection = await self._connected()
-                async with connection.transaction():
-                    await note_seen_regions(connection, {name: now_ms - at_ms for name, at_ms in seen.items()})
-                    measured = await read_measured(connection)
-                    installation = await look_at_installation(connection, self._addresses, self._clock.untrusted_now())
+            async with self._transaction() as connection:
+                await note_seen_regions(connection, {name: now_ms - at_ms for name, at_ms in seen.items()})
+                measured = await read_measured(connection)
+                installation = await look_at_installation(connection, self._addresses, self._clock.untrusted_now())
         except Exception as error:
             self._drop_connection()
             self._seen_at_ms = seen | self._seen_at_ms
             _log.warning("shared figures could not be read", error=type(error).__name__)
         else:
-            self._metrics.show_measured(measured)
+            self._metrics.ledger.show(measured)
             self._show_silence(measured)
             self._unconfirmed = installation.reason
 
@@ -183,7 +199,7 @@ class CoordinatorHealth:
         for name in self._silent - silent.keys():
             _log.info("region reports again", region=name)
         self._silent = set(silent)
-        self._metrics.show_silent_regions(measured.last_seen_at, self._silent)
+        self._metrics.ledger.show_silent_regions(measured.last_seen_at, self._silent)
 
     # --- what is found -----------------------------------------------------------------------------------------------
 

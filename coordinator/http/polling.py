@@ -10,6 +10,7 @@ from pydantic import Field
 from coordinator.http.conditions import names_tag
 from coordinator.http.parameters import WholeNumber
 from coordinator.signals import SignalSubscription
+from web.metrics import hold_open
 from web.strict_routes import QueryModel
 
 MAX_POLL_S = 20.0
@@ -34,11 +35,12 @@ def is_up_to_date(request: Request, since: int | None, version: int, tag: str) -
     return version == since and (known is None or names_tag(known, tag))
 
 
-async def wait_for_signal(subscription: SignalSubscription, kind: str) -> bool:
+async def wait_for_signal(request: Request, subscription: SignalSubscription, kind: str) -> bool:
     """Wait for a signal of this kind, until the poll has lasted long enough, or until the coordinator stops.
 
     Return whether it came. Otherwise there is nothing to read again: the next poll begins by reading.
     """
+    hold_open(request.scope)
     with suppress(TimeoutError):
         async with asyncio.timeout(MAX_POLL_S):
             while (taken := await subscription.take(MAX_POLL_S)) is not None:

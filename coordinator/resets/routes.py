@@ -56,7 +56,7 @@ async def list_resets(
     with coordinator.hub.subscribe(caller.region or "") as subscription:
         found, tag = await _resets(coordinator, query.since)
         is_newest = is_up_to_date(request, query.since, found.version, tag)
-        if is_newest and await wait_for_signal(subscription, "resets"):
+        if is_newest and await wait_for_signal(request, subscription, "resets"):
             found, tag = await _resets(coordinator, query.since)
     if is_up_to_date(request, query.since, found.version, tag):
         return Response(status_code=304, headers={"ETag": tag})

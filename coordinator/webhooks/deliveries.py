@@ -7,6 +7,7 @@ delivered twice, and is never lost.
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -42,6 +43,12 @@ class DeliveryResult(NamedTuple):
     @property
     def is_success(self) -> bool:
         return self.status is not None and 200 <= self.status < 300
+
+
+class AttemptResult(StrEnum):
+    DELIVERED = "delivered"
+    FAILED = "failed"  # it is tried again
+    DEAD = "dead"
 
 
 class WebhookDelivery(msgspec.Struct, frozen=True):
@@ -99,12 +106,15 @@ def _due(row: asyncpg.Record, now: datetime, data: dict[str, Any], tenant: Event
 
 async def record_result(
     connection: Connection, due: DueDelivery, result: DeliveryResult, jitter: float, now: datetime
-) -> None:
+) -> AttemptResult:
     """Record the result of an attempt, unless another coordinator has taken the delivery since."""
     dead = not result.is_success and is_dead(due.attempts, result.status)
     next_attempt_at = now + retry_delay(due.attempts, jitter)
     ended = now if result.is_success else None, now if dead else None
     await connection.execute(_RECORD, due.event, due.webhook, due.attempts, next_attempt_at, *ended, *result)
+    if result.is_success:
+        return AttemptResult.DELIVERED
+    return AttemptResult.DEAD if dead else AttemptResult.FAILED
 
 
 async def read_deliveries(

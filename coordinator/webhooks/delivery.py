@@ -8,22 +8,34 @@ import asyncio
 import functools
 import random
 import ssl
+from collections.abc import Callable
 
 import httpx
 
 from coordinator.database.engine import Database
 from coordinator.installation.operations import look_at_installation
-from coordinator.webhooks.deliveries import DeliveryResult, DueDelivery, record_result, take_due_deliveries
+from coordinator.webhooks.deliveries import (
+    AttemptResult,
+    DeliveryResult,
+    DueDelivery,
+    record_result,
+    take_due_deliveries,
+)
 from coordinator.webhooks.rules import signature_headers
 from protocol.clock import Clock
 
 AT_ONCE = 20
 TIMEOUT_S = 10.0
 USER_AGENT = "Leasehold-Webhooks"
+OnAttempt = Callable[[AttemptResult], None]
 
 
 async def deliver_webhooks(
-    database: Database, clock: Clock, addresses: frozenset[str], timeout_s: float = TIMEOUT_S
+    database: Database,
+    clock: Clock,
+    addresses: frozenset[str],
+    timeout_s: float = TIMEOUT_S,
+    on_attempt: OnAttempt = lambda _: None,
 ) -> int:
     """Deliver all events that are due, and return the number of attempts.
 
@@ -37,7 +49,9 @@ async def deliver_webhooks(
         async with httpx.AsyncClient(
             verify=_trusted(), timeout=timeout_s, trust_env=False, follow_redirects=False
         ) as client:
-            await asyncio.gather(*(_attempt(database, clock, client, each, timeout_s) for each in due))
+            results = await asyncio.gather(*(_attempt(database, clock, client, each, timeout_s) for each in due))
+        for result in results:
+            on_attempt(result)
         attempts += len(due)
     return attempts
 
@@ -50,11 +64,11 @@ def _trusted() -> ssl.SSLContext:
 
 async def _attempt(
     database: Database, clock: Clock, client: httpx.AsyncClient, due: DueDelivery, timeout_s: float
-) -> None:
+) -> AttemptResult:
     headers = signature_headers(due.event, due.secrets, clock.now(), due.body)
     result = await _post(client, due, headers, timeout_s)
     jitter = random.random()  # noqa: S311 - not for cryptography
-    await database.run(lambda c: record_result(c, due, result, jitter, clock.now()))
+    return await database.run(lambda c: record_result(c, due, result, jitter, clock.now()))
 
 
 async def _post(

@@ -224,6 +224,7 @@ class Policies:
         self._windows: dict[tuple[str, int], CalendarWindow] = {}
         self._keys = keys if keys is not None else KeyStates(SystemClock())
         self.version = bundle.version
+        self.count = len(bundle.document.policies)
         self._bundle = bundle
         self._normalizer = RouteNormalizer(bundle.document.routes)
         self._routes = Routes(

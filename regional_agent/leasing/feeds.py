@@ -53,7 +53,7 @@ class Feed(Generic[T]):
         state_dir: Path | None,
     ) -> None:
         """`put_in_force` takes the content and its age in ms; `edges_ms` says at which ages something changes."""
-        self._name = name
+        self.name = name
         self._shape = shape
         self._poll = poll
         self._put_in_force = put_in_force
@@ -62,10 +62,16 @@ class Feed(Generic[T]):
         self._file = None if state_dir is None else state_dir / f"{name}.json"
         self._content: T | None = None
         self._received_at_ms = 0
+        self._confirmed_at_ms: int | None = None  # when the coordinator last said that there is nothing newer
         self._aged_ms = 0  # the content's age when its edges were last compared
         self._version: int | None = None  # of the latest content that came from the coordinator itself
         self._nudged = 0
         self._waiting: asyncio.Timeout | None = None
+
+    @property
+    def age_ms(self) -> int | None:
+        """Return how long ago the content in force was known to be the newest; None before there is any."""
+        return None if self._confirmed_at_ms is None else self._clock.monotonic_ms() - self._confirmed_at_ms
 
     async def run(self) -> None:
         self._load()
@@ -75,7 +81,7 @@ class Feed(Generic[T]):
                 await self._turn()
                 backoff_s.succeeded()
             except (CoordinatorUnavailable, CoordinatorRefused) as error:
-                log.warning("feed poll failed", feed=self._name, reason=str(error))
+                log.warning("feed poll failed", feed=self.name, reason=str(error))
                 pause_s = backoff_s.failed(0)
                 await asyncio.sleep(min(pause_s, self._edge_in_s() or pause_s))
                 self._pass_edges()
@@ -102,7 +108,9 @@ class Feed(Generic[T]):
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._edge_in_s()) as self._waiting:
-                    return await self._poll(self._version)
+                    content = await self._poll(self._version)
+                    self._confirmed_at_ms = self._clock.monotonic_ms()
+                    return content
             return None
         finally:
             self._waiting = None
@@ -110,7 +118,7 @@ class Feed(Generic[T]):
     def _receive(self, content: T, age_ms: int) -> None:
         self._content, self._received_at_ms, self._aged_ms = content, self._clock.monotonic_ms() - age_ms, age_ms
         self._put_in_force(content, age_ms)
-        log.info("feed content in force", feed=self._name, version=content.version)
+        log.info("feed content in force", feed=self.name, version=content.version)
 
     def _pass_edges(self) -> None:
         """Put the content in force again if something began or ended since."""
@@ -137,10 +145,12 @@ class Feed(Generic[T]):
         try:
             kept: CachedFeed[T] = msgspec.json.decode(self._file.read_bytes(), type=shape)
         except (OSError, msgspec.MsgspecError) as error:
-            log.warning("feed content on disk unreadable", feed=self._name, reason=str(error))
+            log.warning("feed content on disk unreadable", feed=self.name, reason=str(error))
             return
         # It may be old: the coordinator's first answer replaces it, for its version is not counted as received.
-        self._receive(kept.content, age_ms=max(0, self._now_ms() - kept.received_at_ms))
+        age_ms = max(0, self._now_ms() - kept.received_at_ms)
+        self._confirmed_at_ms = self._clock.monotonic_ms() - age_ms
+        self._receive(kept.content, age_ms)
 
     def _save(self, content: T) -> None:
         if self._file is None:
@@ -152,7 +162,7 @@ class Feed(Generic[T]):
                 file.write(msgspec.json.encode(CachedFeed(self._now_ms(), content)))
             os.replace(draft, self._file)
         except OSError as error:
-            log.warning("feed content cannot be written to disk", feed=self._name, reason=str(error))
+            log.warning("feed content cannot be written to disk", feed=self.name, reason=str(error))
 
     def _now_ms(self) -> int:
         return int(self._clock.now().timestamp() * 1000)

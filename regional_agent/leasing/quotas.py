@@ -335,6 +335,9 @@ class Quotas:
     def demand_milli(self, name: str) -> int:
         return self._quota(name).demand.per_second_milli(self._clock.monotonic_ms())
 
+    def count_followed(self) -> int:
+        return len(self._schedule)
+
     def in_demand(self, most: int) -> list[str]:
         """Return leased quotas that have a lease here or lack one, the highest demand first."""
         found = [quota for quota in self._schedule.recent() if quota.is_requested or quota.renew_at_ms is not None]

@@ -25,6 +25,7 @@ import structlog
 import tenacity
 from redis.exceptions import RedisError
 
+from regional_agent.store.call_statistics import CONNECTION_LOST, NOT_CONNECTED, TIMEOUT, StoreCallStatistics
 from regional_agent.store.opening import CONNECT_S, Endpoint, connect_with
 from regional_agent.store.rules.decision_timeout import DecisionTimeout
 
@@ -103,9 +104,9 @@ class _Call:
 
 class _Protocol(asyncio.Protocol):
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, on_lost: Callable[[], None], decision_timeout: DecisionTimeout
+        self, loop: asyncio.AbstractEventLoop, on_lost: Callable[[], None], statistics: StoreCallStatistics
     ) -> None:
-        self._decision_timeout = decision_timeout
+        self._statistics = statistics
         self._reader = hiredis.Reader(replyError=StoreError)
         self._waiting: deque[_Call] = deque()
         self._unsent: list[bytes] = []
@@ -144,8 +145,9 @@ class _Protocol(asyncio.Protocol):
         self._reader.feed(data)
         while (reply := self._reader.gets()) is not False:
             call = self._waiting.popleft()
-            if call.is_decision:
-                self._decision_timeout.note(now - call.since)
+            self._statistics.note_reply(now - call.since, is_decision=call.is_decision)
+            if isinstance(reply, StoreError):
+                self._statistics.note_error(str(reply))
             if call.on_reply is not None:  # a late reply does not show that the store is in time
                 self._last_reply_at = now
             call.complete(reply)
@@ -174,6 +176,7 @@ class _Protocol(asyncio.Protocol):
         silent_since = self._silent_since()
         for call in list(self._waiting):
             if call.is_overdue(now, silent_since):
+                self._statistics.failures[TIMEOUT] += 1
                 call.complete(NoAnswer("the store did not answer in time"))
         self._schedule_next_check(now)
 
@@ -195,6 +198,7 @@ class _Protocol(asyncio.Protocol):
         waiting, self._waiting = self._waiting, deque()
         self._on_lost()
         for call in waiting:
+            self._statistics.failures[CONNECTION_LOST] += call.on_reply is not None
             call.complete(NoAnswer(f"the store's connection was lost: {exc or 'closed'}"))
 
     def close(self) -> None:
@@ -266,13 +270,15 @@ class StoreConnection:
         endpoint: Endpoint,
         *,
         timeout_ms: int,
-        decision_timeout: DecisionTimeout | None = None,
+        statistics: StoreCallStatistics | None = None,
         on_connected: Callable[[], None] = lambda: None,
         on_lost: Callable[[], None] = lambda: None,
         is_node: bool = False,
         assumes_noeviction: bool = False,
     ) -> None:
-        """`decision_timeout`: of calls that a service waits for. `is_node`: it is a node of a Cluster.
+        """`statistics`: those of all connections; it has the time-out of calls that a service waits for.
+
+        `is_node`: it is a node of a Cluster.
 
         `assumes_noeviction`: where the store does not say its eviction policy, somebody vouches for it.
         """
@@ -281,7 +287,7 @@ class StoreConnection:
         self.eviction_policy: str | None = None
         self.calls = 0
         self._timeout_s = timeout_ms / 1000
-        self.decision_timeout = decision_timeout or DecisionTimeout(timeout_ms, timeout_ms)
+        self._statistics = statistics or StoreCallStatistics(DecisionTimeout(timeout_ms, timeout_ms))
         self._on_connected = on_connected
         self._on_lost_to_others = on_lost
         self._is_node = is_node
@@ -307,16 +313,21 @@ class StoreConnection:
 
     async def call(self, *arguments: Argument) -> Reply:
         if self.fingerprint is None:
-            raise StoreUnavailable(self.fault)
+            raise self._not_connected()
         return await self._ask(*arguments)
 
     def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None:
         """Send a command at once, not at the end of the turn. `on_reply` gets the reply, or why there is none."""
         if self.fingerprint is None or self._protocol is None:
-            on_reply(StoreUnavailable(self.fault))
+            on_reply(self._not_connected())
             return
         self.calls += 1
-        self._submit(self._protocol, arguments, on_reply, self.decision_timeout.seconds, at_once=True)
+        timeout_s = self._statistics.decision_timeout.seconds
+        self._submit(self._protocol, arguments, on_reply, timeout_s, at_once=True)
+
+    def _not_connected(self) -> StoreUnavailable:
+        self._statistics.failures[NOT_CONNECTED] += 1
+        return StoreUnavailable(self.fault)
 
     def _submit(
         self,
@@ -456,7 +467,7 @@ class StoreConnection:
             if self._protocol is protocol:  # and not one that was dropped before
                 self._on_lost()
 
-        protocol = self._protocol = _Protocol(asyncio.get_running_loop(), on_lost, self.decision_timeout)
+        protocol = self._protocol = _Protocol(asyncio.get_running_loop(), on_lost, self._statistics)
         protocol.writer = await connect_with(await self.endpoint.locate(), protocol)
 
     async def _greet(self) -> None:

@@ -18,9 +18,9 @@ import structlog
 
 from regional_agent.cluster.rules.slot_map import Place, nodes_of, places_of
 from regional_agent.store.address import StoreAddress
+from regional_agent.store.call_statistics import NOT_CONNECTED, StoreCallStatistics
 from regional_agent.store.connection import UNREACHABLE, Argument, OnReply, Reply, StoreConnection, StoreUnavailable
 from regional_agent.store.opening import CONNECT_S, Server, StoreAccess
-from regional_agent.store.rules.decision_timeout import DecisionTimeout
 
 log = structlog.get_logger()
 
@@ -31,11 +31,12 @@ PAUSE_S = 0.1
 class CellConnection:
     """The connection of a cell: to the node that has its slot now."""
 
-    def __init__(self, cell: int, cluster: str) -> None:
+    def __init__(self, cell: int, cluster: str, statistics: StoreCallStatistics) -> None:
         self.cell = cell
         self.link: StoreConnection | None = None
         self.reason = ""  # why no node could be asked
         self._cluster = cluster
+        self._statistics = statistics
 
     @property
     def connected(self) -> bool:
@@ -78,7 +79,7 @@ class CellConnection:
 
     def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None:
         if self.link is None:
-            on_reply(StoreUnavailable(self.fault))
+            on_reply(self._not_connected())
         else:
             self.link.send(arguments, on_reply)
 
@@ -97,8 +98,12 @@ class CellConnection:
 
     def _linked(self) -> StoreConnection:
         if self.link is None:
-            raise StoreUnavailable(self.fault)
+            raise self._not_connected()
         return self.link
+
+    def _not_connected(self) -> StoreUnavailable:
+        self._statistics.failures[NOT_CONNECTED] += 1
+        return StoreUnavailable(self.fault)
 
 
 class Cluster:
@@ -109,7 +114,7 @@ class Cluster:
         *,
         cells: int,
         timeout_ms: int,
-        decision_timeout: DecisionTimeout,
+        statistics: StoreCallStatistics,
         on_connected: Callable[[int], None],
         assumes_noeviction: bool = False,
     ) -> None:
@@ -117,10 +122,10 @@ class Cluster:
         self.address = address
         self._access = access
         self._assumes_noeviction = assumes_noeviction
-        self.cells = [CellConnection(cell, str(self.address)) for cell in range(cells)]
+        self.cells = [CellConnection(cell, str(self.address), statistics) for cell in range(cells)]
         self._tags = {b"%d" % cell.cell: cell for cell in self.cells}
         self._timeout_ms = timeout_ms
-        self._decision_timeout = decision_timeout
+        self._statistics = statistics
         self._on_connected = on_connected
         self.refresh_interval_s = REFRESH_INTERVAL_S
         self._places: dict[bytes, Place] = {}
@@ -212,7 +217,7 @@ class Cluster:
         return StoreConnection(
             Server(self.address, self._access, (host, port)),
             timeout_ms=self._timeout_ms,
-            decision_timeout=self._decision_timeout,
+            statistics=self._statistics,
             on_lost=self._refresh_now.set,
             is_node=True,
             assumes_noeviction=self._assumes_noeviction,

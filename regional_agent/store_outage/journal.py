@@ -45,6 +45,9 @@ OnKept = Callable[[bool], None]
 class Segment(Protocol):
     name: str
 
+    @property
+    def size_bytes(self) -> int: ...
+
     async def append(self, data: bytes) -> None:
         """Write data durably. Raises OSError; then none of it is written."""
 
@@ -86,6 +89,12 @@ class Journal:
         self.fault: str | None = None
         self.owner: str | None = None  # known once the coordinator has sent the installation's id
         self.foreign: set[str] = set()  # segments of other regions or installations in this directory
+
+    @property
+    def stored_bytes(self) -> int:
+        """Return the size of everything on disk that is not booked yet."""
+        current = [] if self._segment is None else [self._segment]
+        return sum(segment.size_bytes for segment in (*self.sealed, *current))
 
     def belong_to(self, owner: str) -> None:
         """Set the region and installation to write for, and take over the segments that were left here for it."""
@@ -261,6 +270,10 @@ class FileSegment:
         self._path = path
         self._file = file
         self._end = end
+
+    @property
+    def size_bytes(self) -> int:
+        return self._end
 
     async def append(self, data: bytes) -> None:
         await asyncio.to_thread(self._append, data)

@@ -1,4 +1,4 @@
-"""Whether a lease can still admit anything, by the fields that the store keeps of it."""
+"""Whether a lease can still admit anything, and for how long, by the fields that the store keeps of it."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -32,3 +32,21 @@ def is_dry(fields: Mapping[str, str], mono_us: int) -> bool:
     if mono_us < ends and overdraft - overage - owed > 0:
         return False
     return mono_us >= expires or granted + overage - consumed - returned - held <= 0
+
+
+def dry_in_s(fields: Mapping[str, str], mono_us: int, demand_milli: int) -> float | None:
+    """Return how long a lease can admit its demand if nothing more is granted; None if there is no demand.
+
+    It ends when its units are spent, or when it expires.
+    """
+    if demand_milli <= 0:
+        return None
+    if is_dry(fields, mono_us):
+        return 0.0
+    granted, overage, consumed, returned, held, expires, overdraft, owed = (
+        int(fields.get(name, "0"))
+        for name in ("granted", "overage", "consumed", "returned", "held", "expires", "overdraft", "owed")
+    )
+    beyond = max(0, overdraft - overage - owed)
+    spent_in_s = 1000 * (granted + overage - consumed - returned - held + beyond) / demand_milli
+    return max(0.0, spent_in_s if beyond else min(spent_in_s, (expires - mono_us) / 1_000_000))

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from coordinator.access.issue_token import issue_token
 from coordinator.database.connection import Connection
-from coordinator.health.readiness import measure
+from coordinator.health.figures import measure
 from coordinator.limits.put_limits import put_limits
 from coordinator.main import create_app
 from coordinator.settings import CoordinatorSettings

@@ -79,7 +79,7 @@ async def test_a_job_without_work_does_not_run_and_is_counted_as_working(databas
         connected(database) as owner,
     ):
         await until(
-            lambda: 'job_last_success_timestamp_seconds{job="count"}' in generate_latest(metrics.registry).decode()
+            lambda: 'job_last_success_timestamp_seconds{job_name="count"}' in generate_latest(metrics.registry).decode()
         )
         assert not counting.done
         await owner.execute(
@@ -125,7 +125,7 @@ async def test_an_idle_coordinator_looks_again_after_a_commit(database: str, mon
     async with running(database, [job], metrics) as scheduler, open_database(database, 1) as requests:
         requests.on_commit = scheduler.expect_work
         await until(
-            lambda: 'job_last_success_timestamp_seconds{job="count"}' in generate_latest(metrics.registry).decode()
+            lambda: 'job_last_success_timestamp_seconds{job_name="count"}' in generate_latest(metrics.registry).decode()
         )
         await requests.run(lambda c: c.execute("INSERT INTO region (name, weight, created_at) VALUES ('a', 1, now())"))
         await until(lambda: counting.done != [])
@@ -181,10 +181,10 @@ async def test_a_job_that_fails_is_counted_and_tried_again(database: str) -> Non
             raise RuntimeError("not yet")
 
     async with running(database, [Job("count", 0.05, fail_twice)], metrics):
-        await until(lambda: 'job_runs_total{job="count"}' in generate_latest(metrics.registry).decode())
+        await until(lambda: 'job_runs_total{job_name="count"}' in generate_latest(metrics.registry).decode())
     said = generate_latest(metrics.registry).decode()
-    assert 'leasehold_coordinator_job_failures_total{job="count"} 2.0' in said
-    assert 'leasehold_coordinator_job_last_success_timestamp_seconds{job="count"}' in said
+    assert 'leasehold_coordinator_job_failures_total{job_name="count"} 2.0' in said
+    assert 'leasehold_coordinator_job_last_success_timestamp_seconds{job_name="count"}' in said
 
 
 async def test_a_job_that_hangs_is_ended_so_that_others_may_try(database: str) -> None:

@@ -42,6 +42,10 @@ class VirtualSegment:
         self._disk = disk
         self._may_act = may_act
 
+    @property
+    def size_bytes(self) -> int:
+        return len(self._disk.files[self.name])
+
     async def append(self, data: bytes) -> None:
         """Append data. The agent may be killed while the disk works."""
         await asyncio.sleep(FLUSH_S)

@@ -8,10 +8,12 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 
 from tests.unit.web.conftest import MAX_BODY_BYTES, SECRET, assert_problem, make_app
+from web.metrics import hold_open
 from web.requests import RequestContext
 
 pytestmark = pytest.mark.anyio
@@ -158,6 +160,24 @@ def _scope(method: str, path: str) -> Scope:
         "server": ("doors", 80),
         "client": ("client", 1),
     }
+
+
+async def test_requests_that_wait_for_news_are_timed_apart() -> None:
+    registry = CollectorRegistry()
+    app = make_app(registry)
+
+    @app.get("/news")
+    async def news(request: Request) -> Response:
+        hold_open(request.scope)
+        return Response()
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        for path in ("/news", "/orders"):
+            await client.get(path)
+    for name, routes in (("request", {"/news": None, "/orders": 1}), ("held_request", {"/news": 1, "/orders": None})):
+        for route, count in routes.items():
+            found = registry.get_sample_value(f"leasehold_http_{name}_duration_seconds_count", {"route": route})
+            assert found == count, (name, route)
 
 
 async def test_metrics_count_by_route_and_never_by_path() -> None:

@@ -102,6 +102,8 @@ async def test_an_agent_waits_for_the_next_version_and_every_reply_names_it(
     async with asyncio.timeout(60):
         news = (await waiting).json()
     assert (news["version"], len(news["data"])) == (1, 1)
+    held = 'leasehold_http_held_request_duration_seconds_count{route="/v1/blocks"} 1.0'
+    assert held in (await admin.get("/metrics")).text
     body = {"nonce": "0" * 32, "fingerprint": "one life"}
     epoch = (await region.client.post("/v1/regions/eu-west/epochs", json=body)).json()["epoch"]
     frozen = f'{{"epoch": {epoch}, "lane": 0, "seq": 1, "leases": []}}'

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.health.readiness import Figures, measure, read_measured
+from coordinator.health.figures import Figures, measure, read_measured
 from coordinator.usage.find_signals import SignalTerms, find_signals
 from tests.integration.coordinator.admin_harness import DOCUMENT, AdminHarness, Region, Used, open_region
 from tests.integration.coordinator.fixtures import put_off

@@ -5,7 +5,10 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from regional_agent.metrics import StoreCallMetrics
+from regional_agent.store.call_statistics import StoreCallStatistics
 from regional_agent.store.connection import BUSY_STORE_FACTOR, NoAnswer, _Protocol
 from regional_agent.store.rules.decision_timeout import DecisionTimeout
 
@@ -21,7 +24,8 @@ class Turns:
         self._timers: list[tuple[float, Callable[[], object]]] = []
         self._soon: list[Callable[[], object]] = []
         self.socket: list[bytes] = []
-        self.protocol = _Protocol(cast(asyncio.AbstractEventLoop, self), lambda: None, DecisionTimeout(1_000, 1_000))
+        self.statistics = StoreCallStatistics(DecisionTimeout(1_000, 1_000))
+        self.protocol = _Protocol(cast(asyncio.AbstractEventLoop, self), lambda: None, self.statistics)
         self.protocol.connection_made(cast(asyncio.BaseTransport, Wire()))
 
     def time(self) -> float:
@@ -143,3 +147,24 @@ def test_a_call_behind_others_has_longer_while_the_store_replies(turns: Turns) -
     turns.turn()
     turns.run(BUSY_STORE_FACTOR * PATIENCE_S - 4 * IN_TIME_S + 0.003)
     assert len(last) == 1, "but not for ever"
+
+
+def test_failed_calls_are_counted_by_kind_and_late_replies_are_measured(turns: Turns) -> None:
+    ask(turns)
+    turns.run(2 * PATIENCE_S)
+    turns.socket = [b"+PONG\r\n"]
+    turns.turn()
+    for error in (b"OOM command not allowed", b"A-NAME-OF-ITS-OWN no", b"ERR no"):
+        ask(turns)
+        turns.socket = [b"-" + error + b"\r\n"]
+        turns.turn()
+    ask(turns)
+    turns.protocol.connection_lost(None)
+    failures = {"timeout": 1, "oom": 1, "other": 1, "err": 1, "connection_lost": 1}
+    assert dict(turns.statistics.failures) == failures
+    registry = CollectorRegistry()
+    StoreCallMetrics(registry, turns.statistics)
+    name, decisions = "leasehold_store_call_duration_seconds", {"kind": "decision"}
+    assert registry.get_sample_value(f"{name}_count", decisions) == 4
+    assert registry.get_sample_value(f"{name}_bucket", decisions | {"le": "0.005"}) == 3, "one was late"
+    assert registry.get_sample_value("leasehold_store_errors_total", {"kind": "oom"}) == 1
