@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import asyncpg
 
-from coordinator.database.engine import Database, open_database
+from coordinator.database.engine import Database, Url, open_database
 from coordinator.job_failures import JobFailures
 from coordinator.metrics import CoordinatorMetrics
 from protocol.clock import Clock, SystemClock
@@ -59,7 +59,7 @@ def _pause(seconds: float) -> _Pause:
 
 @asynccontextmanager
 async def running(
-    url: str,
+    url: Url,
     jobs: Sequence[Job],
     metrics: CoordinatorMetrics,
     failures: JobFailures | None = None,

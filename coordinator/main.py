@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -47,6 +47,7 @@ from coordinator.webhooks import routes as webhooks_routes
 from protocol.clock import Clock, SystemClock
 from protocol.diagnosis.checks import UnknownSetting, unknown_settings
 from web.connections import ConnectionLimits
+from web.credentials.verify_jwt import JwtVerifier
 from web.diagnosis.self_diagnosis import SelfDiagnosis
 from web.logs import configure_logging
 from web.metrics import HttpMetrics
@@ -94,20 +95,25 @@ def create_app(
     uncompared = clock or SystemClock()
     clock = ComparedClock(uncompared, settings.clock_limit_ms)
     metrics, failures = CoordinatorMetrics(), JobFailures()
+    terms = settings.jwt_terms()
+    verifier = None if terms is None else JwtVerifier(terms, metrics.registry)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        url, jobs = settings.database_url.get_secret_value(), background_jobs(settings, clock, metrics)
+        url, jobs = settings.database_url.get_secret_value, background_jobs(settings, clock, metrics)
         async with (
             open_database(url, settings.database_pool_size, metrics.pools, name="requests") as database,
             _beside(listen(url, hub.deliver)),
-            _watching(_health_of(settings, clock, metrics, failures)) as health,
+            nullcontext() if verifier is None else _beside(verifier.keys.run()),
+            _watching(_health_of(settings, clock, metrics, failures, verifier)) as health,
             running(url, jobs, metrics, failures, clock) as scheduler,
         ):
             database.on_commit = scheduler.expect_work
             examine = partial(examine_coordinator, database, settings, unknown, jobs, uncompared)
             diagnosis = SelfDiagnosis(examine, uncompared)
-            app.state.coordinator = Coordinator(settings, clock, database, hub, metrics, health, diagnosis)
+            app.state.coordinator = Coordinator(
+                settings, clock, database, hub, metrics, health, diagnosis, jwt_verifier=verifier
+            )
             async with _beside(diagnosis.run()):
                 yield
             hub.close()
@@ -136,11 +142,23 @@ def create_app(
 
 
 def _health_of(
-    settings: CoordinatorSettings, clock: ComparedClock, metrics: CoordinatorMetrics, failures: JobFailures
+    settings: CoordinatorSettings,
+    clock: ComparedClock,
+    metrics: CoordinatorMetrics,
+    failures: JobFailures,
+    verifier: JwtVerifier | None,
 ) -> CoordinatorHealth:
-    url = settings.database_url.get_secret_value()
-    addresses = addresses_of(url, settings.installation)
-    return CoordinatorHealth(url, clock, metrics, failures, clock_warn_ms=settings.clock_warn_ms, addresses=addresses)
+    url = settings.database_url.get_secret_value
+    addresses = addresses_of(url(), settings.installation)
+    return CoordinatorHealth(
+        url,
+        clock,
+        metrics,
+        failures,
+        clock_warn_ms=settings.clock_warn_ms,
+        addresses=addresses,
+        jwt_keys=None if verifier is None else verifier.keys,
+    )
 
 
 async def _unavailable(request: Request, error: Exception) -> Response:

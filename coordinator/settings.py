@@ -5,21 +5,25 @@ from typing import Annotated, Literal
 from pydantic import Field, PostgresDsn, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from coordinator.access.rules.scopes import is_scope
 from coordinator.archives.store import is_location
 from protocol.messages import MAX_LANES
 from protocol.units import MAX_UNITS
 from web.connections import MAX_CONNECTIONS
-from web.settings import Settings
+from web.credentials.jwt_settings import JwtSettings
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-class CoordinatorSettings(Settings):
+class CoordinatorSettings(JwtSettings):
     model_config = SettingsConfigDict(env_prefix="LEASEHOLD_COORDINATOR_")
 
     database_url: SecretStr = Field(
         examples=["postgresql://leasehold:secret@127.0.0.1:5432/leasehold"],
-        description="PostgreSQL, as a user with the role `leasehold_coordinator`, not as the owner of the schema.",
+        description=(
+            "PostgreSQL, as a user with the role `leasehold_coordinator`, not as the owner of the schema. Each new "
+            "connection uses the URL as it is then."
+        ),
     )
     host: str = Field(default="127.0.0.1", min_length=1, examples=["127.0.0.1"], description="Address to listen on.")
     port: int = Field(default=8400, ge=0, le=65535, examples=[8400], description="Port to listen on.")
@@ -189,6 +193,10 @@ class CoordinatorSettings(Settings):
     log_level: Annotated[LogLevel, Field(examples=["info"], description="`debug`, `info`, `warning` or `error`.")] = (
         "info"
     )
+
+    @staticmethod
+    def is_jwt_scope(scope: str) -> bool:
+        return is_scope(scope)
 
     @field_validator("archive")
     @classmethod

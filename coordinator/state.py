@@ -3,11 +3,13 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
+from uuid import UUID
 
 from fastapi import Depends, Request
 
 from coordinator.access.authenticate import Caller, authenticate
 from coordinator.access.callers import Callers
+from coordinator.access.jwt_callers import JwtCallers, note_identity
 from coordinator.archives.store import ArchiveStore, open_store
 from coordinator.database.engine import Database
 from coordinator.exchange.batcher import ExchangeBatcher
@@ -25,6 +27,8 @@ from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from protocol.clock import Clock
 from web.diagnosis.self_diagnosis import SelfDiagnosis
+from web.credentials.jwt_claims import JwtIdentity
+from web.credentials.verify_jwt import JwtVerifier
 
 LOCK_TIMEOUT_MS = 1_000  # of an exchange: those that are batched with it wait as long
 
@@ -41,7 +45,9 @@ class Coordinator:
     documents: Documents = field(default_factory=Documents)
     archives: ArchiveStore | None = field(init=False)
     batcher: ExchangeBatcher = field(init=False)
+    jwt_verifier: JwtVerifier | None = None
     callers: Callers = field(init=False)
+    jwt_callers: JwtCallers | None = field(init=False)
     refusals: Refusals = field(init=False)
     budgets: Budgets = field(init=False)
 
@@ -49,6 +55,8 @@ class Coordinator:
         object.__setattr__(self, "archives", open_store(self.settings.archive))
         object.__setattr__(self, "batcher", ExchangeBatcher(self._apply))
         object.__setattr__(self, "callers", Callers(self._look_up))
+        jwt_callers = None if self.jwt_verifier is None else JwtCallers(self.jwt_verifier, self._note_identity)
+        object.__setattr__(self, "jwt_callers", jwt_callers)
         refusals = Refusals(self.metrics.refused_items, lambda: self.clock.monotonic_ms() / 1000)
         object.__setattr__(self, "refusals", refusals)
         per_minute = {budget: getattr(self.settings, f"{budget.value}_per_minute") for budget in Budget}
@@ -67,6 +75,10 @@ class Coordinator:
 
     async def _look_up(self, token_hashes: Collection[bytes]) -> dict[bytes, Caller]:
         return await self.database.read(lambda c: authenticate(c, token_hashes))
+
+    async def _note_identity(self, id_: UUID, identity: JwtIdentity) -> None:
+        now = self.clock.now()
+        await self.database.run(lambda c: note_identity(c, id_, identity, now))
 
 
 async def coordinator_of(request: Request) -> Coordinator:

@@ -26,9 +26,12 @@ from protocol.problems import PROBLEMS
 from regional_agent.main import create_app as create_agent
 from regional_agent.settings import AgentSettings
 from web.connections import ConnectionLimits
+from web.credentials.jwt_metrics import JwtMetrics
+from web.credentials.jwt_settings import JwtSettings
+from web.credentials.secret_files import SUFFIX
 from web.declared_metrics import declared_labels
 from web.metrics import HttpMetrics
-from web.settings import Settings, is_secret, variable_of
+from web.settings import Settings, is_read_again, is_secret, variable_of
 
 OPENAPI = Path(__file__).parent / "openapi"
 PICTURES = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -68,11 +71,12 @@ def settings_page() -> str:
         "",
         "Both services read their settings from environment variables when they start. An empty variable counts as"
         " not set. If a value is missing or invalid, the service prints the variable's name, what is wrong with it"
-        " and an example, and exits.",
+        " and an example, and exits. Each secret may be [in a file](../guides/security.md#secrets-in-files-_file).",
     ]
     for service, cls in SERVICES.items():
         lines += ["", f"## {service.capitalize()}", "", "| variable | default | meaning |", "| --- | --- | --- |"]
-        lines += [_setting(cls, name, field) for name, field in cls.model_fields.items()]
+        own_first = sorted(cls.model_fields.items(), key=lambda each: each[0] in JwtSettings.model_fields)
+        lines += [_setting(cls, name, field) for name, field in own_first]
     return "\n".join(lines) + "\n"
 
 
@@ -84,8 +88,14 @@ def _setting(cls: type[Settings], name: str, field: FieldInfo) -> str:
         default = "not set"
     else:
         default = f"`{str(field.default).lower() if isinstance(field.default, bool) else field.default}`"
-    secret = " Secret: never shown in logs." if is_secret(field) else ""
-    return f"| `{variable_of(cls, name)}` | {default} | {field.description or ''}{secret} |"
+    variable = variable_of(cls, name)
+    secret = f" {_secret(variable, field)}" if is_secret(field) else ""
+    return f"| `{variable}` | {default} | {field.description or ''}{secret} |"
+
+
+def _secret(variable: str, field: FieldInfo) -> str:
+    when = "read again when it changes" if is_read_again(field) else "read at the start only"
+    return f"Secret: never shown in logs. `{variable}{SUFFIX}` names a file that has it instead, {when}."
 
 
 def metrics_page() -> str:
@@ -121,6 +131,8 @@ def _registries() -> dict[str, CollectorRegistry]:
     coordinator = CoordinatorMetrics().registry
     HttpMetrics(coordinator)
     ConnectionLimits(registry=coordinator)
+    JwtMetrics(coordinator)
+    JwtMetrics(agent.state.region.metrics.registry)
     return {"agent": agent.state.region.metrics.registry, "coordinator": coordinator}
 
 
@@ -181,8 +193,9 @@ def cli_page() -> str:
     title = (
         "# Command line\n\nCommands that call a coordinator read its address from `LEASEHOLD_URL` and a token from"
         " `LEASEHOLD_TOKEN`. Commands that work on the database (`migrate`, `token`, and `verify"
-        " --database`) read `LEASEHOLD_MIGRATE_DATABASE_URL`. `leasehold env` prints the variables of a running"
-        " `leasehold up`.\n"
+        " --database`) read `LEASEHOLD_MIGRATE_DATABASE_URL`. Each of these secrets may be in a file that a variable"
+        " with `_FILE` at its end names, such as `LEASEHOLD_TOKEN_FILE`. `leasehold env` prints the variables of a"
+        " running `leasehold up`.\n"
     )
     return title + written.partition("\n")[2]
 

@@ -37,6 +37,7 @@ PRIVILEGES: Mapping[str, str] = {
     "subscription": "SELECT, INSERT, DELETE",
     "tenant": "SELECT, INSERT, DELETE",
     "token": "SELECT",  # tokens are issued and revoked by the owner
+    "identity": "SELECT, INSERT",
     "audit": "SELECT, INSERT",
     # proof
     "position_gate": "SELECT, UPDATE",  # it has no rows: UPDATE is the right to lock it
@@ -88,6 +89,7 @@ CHANGES: Mapping[str, str] = {
     "subscription": "plan changed_at",
     "tenant": "profile changed_at",
     "shared_limit": "state reported_at",
+    "identity": "name",
     "job": "due_at",
     "verification": "finished_at result",
     "export": """finished_at last_transfer rows bytes sha256 resume_points attempt rows_expected requesters cancelled_at

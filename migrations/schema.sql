@@ -1023,6 +1023,16 @@ CREATE TABLE token (
     revoked_at timestamptz
 );
 
+-- The callers of JWTs. They act under these ids, which follow from issuer and subject.
+CREATE TABLE identity (
+    id            uuid PRIMARY KEY,
+    issuer        text NOT NULL CHECK (issuer <> ''),
+    subject       text NOT NULL CHECK (subject <> ''),
+    name          text NOT NULL,                    -- for people to read; empty if the issuer gives none
+    first_seen_at timestamptz NOT NULL,
+    CONSTRAINT identity_is_one_person UNIQUE (issuer, subject)
+);
+
 -- Who did what to what. An entry is written in the transaction that did it, so neither exists without the other.
 CREATE TABLE audit (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

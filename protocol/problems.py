@@ -18,6 +18,11 @@ PROBLEMS: dict[str, ProblemKind] = {
     "bad-request": ProblemKind(400, "Bad request", "The request is not well-formed HTTP."),
     "invalid-json": ProblemKind(400, "Not JSON", "The body is not JSON (RFC 8259) in UTF-8, or nested too deeply."),
     "unauthenticated": ProblemKind(401, "Token needed", "Send a token that is valid: `Authorization: Bearer lh_…`."),
+    "issuer-unavailable": ProblemKind(
+        503,
+        "Issuer unavailable",
+        "The JWT cannot be verified now, because the keys of its issuer cannot be fetched. Retry later.",
+    ),
     "forbidden": ProblemKind(
         403, "Not permitted", "The token is valid, but does not permit this request. `detail` says what it lacks."
     ),

@@ -47,6 +47,7 @@ from regional_agent.store.watch import StoreWatch
 from regional_agent.store_outage.journal import Journal, JournalDirectory
 from regional_agent.store_outage.rules.records import owner_of
 from web.diagnosis.self_diagnosis import SelfDiagnosis
+from web.credentials.verify_jwt import JwtVerifier
 
 log = structlog.get_logger()
 
@@ -58,8 +59,7 @@ class RegionalAgent:
         """`unknown`: variables of the environment that look like settings, and that no setting reads."""
         self.settings = settings
         self._clock = clock
-        token = settings.coordinator_token.get_secret_value()
-        self._coordinator = CoordinatorClient(settings.coordinator_url, token, settings.region)
+        self._coordinator = CoordinatorClient(settings.coordinator_url, settings.coordinator_token, settings.region)
         self.decision_timeout = DecisionTimeout(settings.decision_timeout_ms, settings.decision_timeout_max_ms)
         self._store_calls = StoreCallStatistics(self.decision_timeout)
         self.metrics = AgentMetrics(self._store_calls)
@@ -97,6 +97,8 @@ class RegionalAgent:
             clock=clock,
             state_dir=None,  # the store knows which it has
         )
+        terms = settings.jwt_terms()
+        self.jwt_verifier = None if terms is None else JwtVerifier(terms, self.metrics.registry)
         self.health = AgentHealth(self, clock)
         self.diagnosis = SelfDiagnosis(partial(examine_agent, self, clock, unknown), clock)
         for cell in self.cells:
@@ -141,6 +143,8 @@ class RegionalAgent:
         for cell in self.cells:
             parts += (cell.epochs, cell.exchange_loop, cell.share_loop, StoreWatch(cell.store, cell.breaker))
             parts += (cell.scripts.library, cell.resets)
+        if self.jwt_verifier is not None:
+            parts.append(self.jwt_verifier.keys)
         loops = [asyncio.create_task(_forever(part), name=type(part).__name__) for part in parts]
         try:
             yield

@@ -132,6 +132,9 @@ class AgentHealth:
             yield AgentFinding("no_policies", "no policies have arrived yet")
         if self._region.admission.blocks is None:
             yield AgentFinding("no_blocks", "no block list has arrived yet")
+        verifier = self._region.jwt_verifier
+        if verifier is not None and verifier.keys.finding:
+            yield _degrading("jwt_keys_stale", verifier.keys.finding)
 
     def _coordinator_findings(self, cell: Cell) -> Iterator[AgentFinding]:
         contact, now_ms = cell.quotas.contact, self._clock.monotonic_ms()

@@ -37,11 +37,11 @@ def create_app(
     unknown: Sequence[UnknownSetting] = (),
 ) -> FastAPI:
     region = RegionalAgent(settings, clock or SystemClock(), unknown)
-    workers = Workers(region, worker)
+    workers, callers = Workers(region, worker), CallerRules(settings, region.jwt_verifier)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with workers.beating(), region.running(), workers.running():
+        async with workers.beating(), region.running(), workers.running(), callers.following_files():
             yield
 
     app = FastAPI(
@@ -60,10 +60,8 @@ def create_app(
     here = {"url": "http://127.0.0.1:8411", "description": "The agent of the service's own region."}
     install_openapi(app, server=here, token_is_optional=True)  # on loopback none is asked for
     metrics = HttpMetrics(region.metrics.registry)
-    app.state.caller_rules = CallerRules(settings)
-    app.state.fast_path = FastPath(
-        region.admission, metrics, max_body_bytes=settings.max_body_bytes, callers=app.state.caller_rules
-    )
+    app.state.caller_rules = callers
+    app.state.fast_path = FastPath(region.admission, metrics, max_body_bytes=settings.max_body_bytes, callers=callers)
     app.state.connection_limits = ConnectionLimits(
         max_connections=settings.max_connections,
         request_timeout_s=settings.request_timeout_ms / 1000,

@@ -14,16 +14,20 @@ from regional_agent.store.address import StoreAddress
 from regional_agent.store.opening import StoreAccess
 from regional_agent.store.sources import library_in
 from web.connections import MAX_CONNECTIONS
-from web.settings import Settings
+from web.credentials.jwt_settings import JwtSettings
+from web.settings import READ_AT_START
+from web.tokens import is_bearer
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+MIN_TOKEN_CHARS = 16
+CHECK_SCOPE, ADJUST_SCOPE = SERVICE_SCOPES = ("service:check", "service:adjust")  # of JWTs
 
 
 def _own_name() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
-class AgentSettings(Settings):
+class AgentSettings(JwtSettings):
     model_config = SettingsConfigDict(env_prefix="LEASEHOLD_AGENT_")
 
     region: str = Field(pattern=REGION_PATTERN, examples=["us-east"], description="Name of the region.")
@@ -31,9 +35,10 @@ class AgentSettings(Settings):
         pattern=r"^https?://[^/]+$", examples=["http://127.0.0.1:8400"], description="Address of the coordinator."
     )
     coordinator_token: SecretStr = Field(
-        min_length=1, examples=["lh_…"], description="A token with the scope `region:NAME`."
+        min_length=1, examples=["lh_…"], description="Token with the scope `region:NAME`."
     )
     store_url: SecretStr = Field(
+        json_schema_extra=READ_AT_START,
         examples=["redis://:secret@127.0.0.1:6379/0"],
         description=(
             "Redis or Valkey with `maxmemory-policy noeviction`: `redis://user:password@host:port/0`, "
@@ -42,10 +47,11 @@ class AgentSettings(Settings):
             "`rediss+cluster://`."
         ),
     )
-    store_password_file: FilePath | None = Field(
+    store_password: SecretStr | None = Field(
         default=None,
-        examples=["/run/secrets/store-password"],
-        description="File with the password of the store, in place of one in the URL. Read at every connection.",
+        min_length=1,
+        examples=["a password"],
+        description="Password of the store, in place of one in `STORE_URL`.",
     )
     store_ca_file: FilePath | None = Field(
         default=None,
@@ -85,15 +91,19 @@ class AgentSettings(Settings):
     )
     service_token: SecretStr | None = Field(
         default=None,
-        min_length=16,
         examples=["a long random text"],
-        description="Bearer token that services send. Required unless the agent listens on loopback or a unix socket.",
+        description=(
+            "Bearer token that services send. Required unless the agent listens on loopback or a unix socket. Several, "
+            "separated by white space, are all valid, so that services can change from one to another."
+        ),
     )
     adjust_token: SecretStr | None = Field(
         default=None,
-        min_length=16,
         examples=["another long random text"],
-        description="If set, adjustments and commits beyond a hold need this token instead of the service token.",
+        description=(
+            "If set, adjustments and commits beyond a hold need this token, or one of several, instead of a service "
+            "token."
+        ),
     )
     adjust_ceiling: int = Field(
         default=100, ge=1, le=1_000_000, examples=[100], description="Largest adjustment, as a multiple of the limit."
@@ -225,10 +235,21 @@ class AgentSettings(Settings):
         "info"
     )
 
+    @staticmethod
+    def is_jwt_scope(scope: str) -> bool:
+        return scope in SERVICE_SCOPES
+
     @field_validator("store_url")
     @classmethod
     def _is_a_store(cls, value: SecretStr) -> SecretStr:
         StoreAddress.parse(value.get_secret_value())  # its errors do not repeat the address
+        return value
+
+    @field_validator("service_token", "adjust_token")
+    @classmethod
+    def _are_tokens(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not all(map(is_token, tokens_in(value) or [""])):
+            raise ValueError(f"a token has {MIN_TOKEN_CHARS} or more letters, digits or characters of -._~+/=")
         return value
 
     @field_validator("store_library")
@@ -242,10 +263,8 @@ class AgentSettings(Settings):
     def _has_a_use_for_each_store_setting(self) -> Self:
         address = self.store_address()
         prefix = "LEASEHOLD_AGENT_STORE"
-        if address.password is not None and self.store_password_file is not None:
-            raise ValueError(
-                f"{prefix}_PASSWORD_FILE and a password in {prefix}_URL are both set; leave one of them out"
-            )
+        if address.password is not None and self.store_password is not None:
+            raise ValueError(f"{prefix}_PASSWORD and a password in {prefix}_URL are both set; leave one of them out")
         for name in ("store_ca_file", "store_cert_file", "store_key_file"):
             if getattr(self, name) is not None and not address.has_tls:
                 raise ValueError(
@@ -261,7 +280,7 @@ class AgentSettings(Settings):
 
     def store_access(self) -> StoreAccess:
         return StoreAccess(
-            password_file=self.store_password_file,
+            password=self.store_password,
             ca_file=self.store_ca_file,
             cert_file=self.store_cert_file,
             key_file=self.store_key_file,
@@ -270,12 +289,22 @@ class AgentSettings(Settings):
 
     @model_validator(mode="after")
     def _requires_a_token_elsewhere(self) -> Self:
-        if self.service_token is None and self.uds is None and not is_loopback(self.host):
+        is_protected = self.service_token is not None or bool(self.jwt_issuer)
+        if not is_protected and self.uds is None and not is_loopback(self.host):
             raise ValueError(
                 "LEASEHOLD_AGENT_SERVICE_TOKEN is not set, and LEASEHOLD_AGENT_HOST is not loopback: an agent that"
                 " others can reach asks them for a token. Example: LEASEHOLD_AGENT_SERVICE_TOKEN=<a long random text>"
             )
         return self
+
+
+def tokens_in(secret: SecretStr | None) -> list[str]:
+    """Return the tokens of a setting that has one or several."""
+    return secret.get_secret_value().split() if secret is not None else []
+
+
+def is_token(text: str) -> bool:
+    return len(text) >= MIN_TOKEN_CHARS and is_bearer(text)
 
 
 def journal_of(settings: AgentSettings) -> Path | None:

@@ -19,6 +19,7 @@ _SECRET_NAME = re.compile(r"token|authorization|password|passwd|secret|cookie|ap
 _SECRET_LOOKS = (
     (re.compile(r"://[^\s\"'<>]*@"), f"://{_BLANK}@"),
     (re.compile(r"\blh_[A-Za-z0-9_-]{8,}"), f"lh_{_BLANK}"),
+    (re.compile(r"\beyJ[\w-]{8,}\.[\w-]*\.[\w-]*"), f"eyJ{_BLANK}"),  # a JWT
     (re.compile(r"\bwhsec_[A-Za-z0-9+/=_-]{8,}"), f"whsec_{_BLANK}"),
     # Postgres quotes the whole row that broke a constraint.
     (re.compile(r"Failing row contains \(.*\)"), f"Failing row contains ({_BLANK})"),
@@ -29,7 +30,7 @@ _SECRET_LOOKS = (
     ),
 )
 # Checked before all other patterns: most text has no secret, and every request writes a line.
-_SUSPECT = re.compile(r"://|lh_|whsec_|failing row|bearer|basic|token|passw|secret|api[_-]?key", re.I)
+_SUSPECT = re.compile(r"://|lh_|eyJ|whsec_|failing row|bearer|basic|token|passw|secret|api[_-]?key", re.I)
 # Declared in the code, or validated before. They are in every access line, where searching them would cost most.
 _HARMLESS = frozenset(("request_id", "method", "route", "status", "duration_ms"))
 # Libraries whose INFO is too much: uvicorn logs its own life cycle, httpx logs every URL.

@@ -1,4 +1,5 @@
 """Make, hash, read and compare bearer tokens.
+
 A token is 256 random bits. It cannot be guessed, so a plain SHA-256 is enough to store it; slow hashes are for
 passwords that people choose. The prefix lets secret scanners, and our own logs, recognise a leaked token.
 """
@@ -7,11 +8,13 @@ import hashlib
 import hmac
 import re
 import secrets
+from collections.abc import Collection
 
 from starlette.requests import Request
 
 PREFIX = "lh_"
-_BEARER = re.compile(r"bearer +([A-Za-z0-9._~+/-]{1,512}=*)", re.IGNORECASE)
+_FORM = r"[A-Za-z0-9._~+/-]{1,8192}=*"  # a JWT may be as long
+_BEARER = re.compile(f"bearer +({_FORM})", re.IGNORECASE)
 
 
 def new_token() -> str:
@@ -33,6 +36,14 @@ def token_in(authorization: str) -> str | None:
     return found[1] if found else None
 
 
-def same_token(given: str | None, expected: str) -> bool:
-    """Compare tokens in constant time."""
-    return given is not None and hmac.compare_digest(token_hash(given), token_hash(expected))
+def is_bearer(text: str) -> bool:
+    """Return whether a text can be sent as a bearer token."""
+    return re.fullmatch(_FORM, text) is not None
+
+
+def is_one_of(given: str | None, hashes: Collection[bytes]) -> bool:
+    """Compare a token with those that have these hashes, in constant time."""
+    if given is None:
+        return False
+    hashed = token_hash(given)
+    return any(hmac.compare_digest(hashed, each) for each in hashes)

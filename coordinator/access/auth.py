@@ -1,6 +1,7 @@
 """Authentication and scopes. Every route checks them before it looks anything up, so no refusal tells what exists.
 
-A request without a token, or with an unknown one, is answered 401. A token that lacks the scope is answered 403.
+A request without a token, or with an unknown one, is answered 401. A token that lacks the scope is answered 403. Where
+the settings name an issuer, its JWTs are tokens as well.
 """
 
 from typing import Annotated, NamedTuple
@@ -11,17 +12,23 @@ from coordinator.access.authenticate import Caller
 from coordinator.access.rules.audit import Actor
 from coordinator.access.rules.scopes import REGION_PREFIX
 from coordinator.state import Coordinator, CoordinatorDep
+from web.credentials.verify_jwt import is_jwt
 from web.problems import Problem
 from web.request_ids import request_id_of
 from web.tokens import bearer_token, token_hash
 
 
 async def caller_of(request: Request, coordinator: CoordinatorDep) -> Caller:
-    """Look the token of a request up."""
+    """Look the token of a request up, or verify it if it is a JWT."""
     token = bearer_token(request)
-    found = await coordinator.callers.find(token_hash(token)) if token else None
+    if token is None:
+        raise unauthenticated(_WITHOUT_HEADER)
+    if coordinator.jwt_callers is not None and is_jwt(token):
+        found: Caller | None = await coordinator.jwt_callers.find(token)
+    else:
+        found = await coordinator.callers.find(token_hash(token))
     if found is None:
-        raise unauthenticated("The token is unknown or revoked." if token else _WITHOUT_HEADER)
+        raise unauthenticated("The token is unknown or revoked.")
     if found.region is not None:
         coordinator.health.note_seen(found.region)
     return found
@@ -82,10 +89,10 @@ async def require_this_region(
 
 
 class PresumedRegion(NamedTuple):
-    """A region whose token was valid lately. The request's own transaction has to confirm it."""
+    """A region whose token was valid lately. The request's own transaction has to confirm it, unless it was a JWT."""
 
     name: str
-    token_hash: bytes
+    token_hash: bytes | None
 
 
 async def presume_this_region(
@@ -97,6 +104,8 @@ async def presume_this_region(
     token = bearer_token(request)
     if token is None:
         raise unauthenticated(_WITHOUT_HEADER)
+    if coordinator.jwt_callers is not None and is_jwt(token):
+        return PresumedRegion(await require_this_region(request, region, coordinator), None)
     hashed = token_hash(token)
     caller = coordinator.callers.presume(hashed)
     if caller is None or not caller.may(REGION_PREFIX + region):
@@ -107,6 +116,7 @@ async def presume_this_region(
 def confirm_region(region: PresumedRegion, is_authentic: bool, coordinator: Coordinator) -> None:
     """Note that the region was seen, or refuse the request if the transaction has not confirmed the token."""
     if not is_authentic:
+        assert region.token_hash is not None
         coordinator.callers.forget(region.token_hash)
         raise unauthenticated("The token is unknown or revoked.")
     coordinator.health.note_seen(region.name)

@@ -1,12 +1,12 @@
 """Read the audit: who did what to what."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 from sqlalchemy import BigInteger, Text, any_, cast, select
 from sqlalchemy.dialects.postgresql import ARRAY
 
@@ -19,12 +19,14 @@ from coordinator.database.tables import Timestamp, audit
 class AuditEntry(Struct, frozen=True):
     id: int
     recorded_at: datetime
-    actor: str  # the id of a token, or `database:` and the user who worked on the database itself
+    actor: str  # the id of a token or of a JWT's caller, or `database:` and the user who worked on the database itself
     action: str
     object: str
     request_id: str | None
     details: dict[str, Any]
     actor_name: TokenName = msgspec.UNSET
+    actor_issuer: str | UnsetType = msgspec.UNSET  # of a JWT's caller
+    actor_subject: str | UnsetType = msgspec.UNSET
 
 
 class AuditFilter(NamedTuple):
@@ -43,9 +45,19 @@ async def read_audit(connection: Connection, question: AuditFilter, before: int 
     given = {name: value for name, value in conditions.items() if value is not None and value != ()}
     rows = await connection.fetch(*_entries(tuple(given)).with_values(count=count, **given))
     details = await with_names_beside(connection, [msgspec.json.decode(row["details"]) for row in rows])
-    entries = [AuditEntry(**{**row, "details": each}) for row, each in zip(rows, details, strict=True)]
+    people = {row["id"]: dict(row) for row in await connection.fetch(_PEOPLE, [row["actor"] for row in rows])}
+    entries = [
+        AuditEntry(**{**row, "details": each}, **_identity_of(people.get(row["actor"])))
+        for row, each in zip(rows, details, strict=True)
+    ]
     return await with_token_names(connection, entries)
 
+
+def _identity_of(person: Mapping[str, str] | None) -> dict[str, Any]:
+    return {} if person is None else {"actor_issuer": person["issuer"], "actor_subject": person["subject"]}
+
+
+_PEOPLE = "SELECT id::text AS id, issuer, subject FROM identity WHERE id::text = ANY ($1::text[])"
 
 _CONDITIONS = {
     "actors": audit.c.actor == any_(parameter("actors", ARRAY(Text))),

@@ -1,7 +1,8 @@
-"""Name people: an answer that has the id of a token has the token's note beside it.
+"""Name people: an answer that has the id of a token, or of a JWT's caller, has a name beside it.
 
 A field `X_name` of a struct is the note of the token whose id the field `X` has. The note is written when a token is
-issued, is part of the sealed audit, and is left out where a token has none.
+issued, is part of the sealed audit, and is left out where a token has none. The name of a JWT's caller is the one that
+the issuer gives, or else the subject.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -73,4 +74,8 @@ def _named(row: T, names: Mapping[str, str]) -> T:
 
 
 # Ids are texts here, for the audit also has actors that are no tokens.
-_NAMES = "SELECT id::text AS id, note FROM token WHERE id::text = ANY ($1::text[]) AND note <> ''"
+_NAMES = """
+SELECT id::text AS id, note FROM token WHERE id::text = ANY ($1::text[]) AND note <> ''
+UNION ALL
+SELECT id::text, coalesce(nullif(name, ''), subject) FROM identity WHERE id::text = ANY ($1::text[])
+"""

@@ -13,7 +13,7 @@ use `snapshot=True`.
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import asyncpg
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
@@ -28,6 +28,7 @@ else:
     BaseConnection = asyncpg.Connection
 
 Result = TypeVar("Result")
+Url: TypeAlias = str | Callable[[], str]  # a function is called for each connection: a password in a file may change
 Errors: TypeAlias = tuple[type[Exception], ...]
 
 ATTEMPTS = 4
@@ -165,16 +166,26 @@ def _again(tried_again: Errors) -> AsyncRetrying:
     )
 
 
+async def connect(url: Url, **options: Any) -> BaseConnection:
+    """Connect to the database as its URL is now."""
+    return await asyncpg.connect(url if isinstance(url, str) else url(), **options)
+
+
 @asynccontextmanager
 async def open_database(
-    url: str, pool_size: int, metrics: PoolMetrics | None = None, *, name: str = ""
+    url: Url, pool_size: int, metrics: PoolMetrics | None = None, *, name: str = ""
 ) -> AsyncIterator[Database]:
     """Open a pool that connects on use. Without Postgres a coordinator starts and reports that it is not ready.
 
     `name` is the pool's in the metrics.
     """
+
+    async def another(dsn: str | None = None, **options: Any) -> BaseConnection:
+        assert dsn is None
+        return await connect(url, **options)
+
     pool = asyncpg.create_pool(
-        url,
+        connect=another,
         min_size=0,
         max_size=pool_size,
         timeout=CONNECT_TIMEOUT_S,

@@ -4,12 +4,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-import asyncpg
 import msgspec
 import structlog
 
 from coordinator.database.connection import Connection
-from coordinator.database.engine import CONNECT_TIMEOUT_S, OUTAGE
+from coordinator.database.engine import CONNECT_TIMEOUT_S, OUTAGE, Url, connect
 from coordinator.notice import Notice
 from protocol.messages import Signal
 
@@ -28,7 +27,7 @@ async def notify(connection: Connection, notices: Sequence[Notice]) -> None:
         await connection.execute("SELECT pg_notify($1, payload) FROM unnest($2::text[]) AS payload", CHANNEL, payloads)
 
 
-async def listen(url: str, deliver: Callable[[str], None]) -> None:
+async def listen(url: Url, deliver: Callable[[str], None]) -> None:
     """Deliver every notification, forever, and reconnect when the connection is lost. An outage is logged once."""
     failures = 0
 
@@ -48,8 +47,8 @@ async def listen(url: str, deliver: Callable[[str], None]) -> None:
         await asyncio.sleep(RECONNECT_AFTER_S)
 
 
-async def _listen_once(url: str, deliver: Callable[[str], None], connected: Callable[[], None]) -> None:
-    connection = await asyncpg.connect(
+async def _listen_once(url: Url, deliver: Callable[[str], None], connected: Callable[[], None]) -> None:
+    connection = await connect(
         url, timeout=CONNECT_TIMEOUT_S, server_settings={"application_name": "leasehold-coordinator-signals"}
     )
     ended = asyncio.Event()

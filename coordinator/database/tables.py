@@ -610,6 +610,16 @@ token = Table(
     required("created_at", Timestamp),
     Column("revoked_at", Timestamp),
 )
+# The callers of JWTs.
+identity = Table(
+    "identity",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    required("issuer", Text),
+    required("subject", Text),
+    required("name", Text),
+    required("first_seen_at", Timestamp),
+)
 # Who did what to what.
 audit = Table(
     "audit",

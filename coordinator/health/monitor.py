@@ -16,13 +16,14 @@ import structlog
 
 from coordinator.clock import ComparedClock
 from coordinator.database.connection import Connection
-from coordinator.database.engine import SESSION
+from coordinator.database.engine import SESSION, Url, connect
 from coordinator.health.figures import Measured, note_seen_regions, read_measured
 from coordinator.health.readiness import read_database_clock, schema_revision, write_message
 from coordinator.installation.operations import look_at_installation
 from coordinator.job_failures import JobFailures
 from coordinator.metrics import CoordinatorMetrics
 from migrations.revisions import is_behind
+from web.credentials.issuer_keys import IssuerKeys
 from web.health import Health, HealthReason, HealthStatus
 
 LOOK_EVERY_S = 5.0
@@ -44,19 +45,21 @@ class CoordinatorFinding(NamedTuple):
 class CoordinatorHealth:
     def __init__(
         self,
-        url: str,
+        url: Url,
         clock: ComparedClock,
         metrics: CoordinatorMetrics,
         failures: JobFailures,
         *,
         clock_warn_ms: int,
         addresses: frozenset[str],
+        jwt_keys: IssuerKeys | None = None,
     ) -> None:
         self._url = url
         self._clock = clock
         self._metrics = metrics
         self._failures = failures
         self._addresses = addresses
+        self._jwt_keys = jwt_keys
         self._unconfirmed: str | None = None  # why this may be a copy of the installation
         self._clock_warn_ms = clock_warn_ms
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
@@ -158,7 +161,7 @@ class CoordinatorHealth:
 
     async def _connected(self) -> "asyncpg.Connection[asyncpg.Record]":
         if self._connection is None or self._connection.is_closed():
-            self._connection = await asyncpg.connect(self._url, timeout=PROVE_WITHIN_S, server_settings=SESSION)
+            self._connection = await connect(self._url, timeout=PROVE_WITHIN_S, server_settings=SESSION)
         return self._connection
 
     def _drop_connection(self) -> None:
@@ -219,6 +222,8 @@ class CoordinatorHealth:
         if self._unconfirmed:
             text = f"no webhooks are sent: {self._unconfirmed}; if this is right, run `leasehold installation confirm`"
             yield CoordinatorFinding("installation_unconfirmed", text, HealthStatus.DEGRADED)
+        if self._jwt_keys is not None and self._jwt_keys.finding:
+            yield CoordinatorFinding("jwt_keys_stale", self._jwt_keys.finding, HealthStatus.DEGRADED)
         for job, failing in self._failures.in_a_row().items():
             text = f"the job {job!r} failed at least {self._failures.TOO_OFTEN} times in a row: {failing.error}"
             yield CoordinatorFinding("job_failing", text, HealthStatus.DEGRADED, job)

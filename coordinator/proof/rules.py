@@ -146,6 +146,7 @@ class FaultKind(StrEnum):
     SUBSCRIPTION_CHANGED = "subscription_changed"
     OVERRIDE_CHANGED = "override_changed"
     TOKEN_CHANGED = "token_changed"  # noqa: S105 - the name of a fault
+    IDENTITY_CHANGED = "identity_changed"
     EPOCH_CHANGED = "epoch_changed"  # an epoch that people have retired
     BALANCE = "balance"  # a pool or a lease is not the sum of its transfers
     ROLLUP_DIFFERS = "rollup_differs"  # a row of hourly or daily usage is not the sum of its transfers

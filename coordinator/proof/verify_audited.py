@@ -234,6 +234,22 @@ LEFT JOIN (
     columns=("scopes", "note", "created_at", "revoked_at"),
 )
 
+IDENTITIES = Audited(
+    table="identity",
+    kind=FaultKind.IDENTITY_CHANGED,
+    kept="SELECT id::text AS about, * FROM identity",
+    told="""
+SELECT newest.object AS about, newest.id AS entry, newest.details ->> 'issuer' AS issuer,
+    newest.details ->> 'subject' AS subject, newest.details ->> 'name' AS name, first.first_seen_at
+FROM (
+    SELECT DISTINCT ON (object) id, object, details FROM audit WHERE action = 'identity.seen' ORDER BY object, id DESC
+) AS newest
+JOIN (
+    SELECT object, min(recorded_at) AS first_seen_at FROM audit WHERE action = 'identity.seen' GROUP BY object
+) AS first USING (object)""",
+    columns=("issuer", "subject", "name", "first_seen_at"),
+)
+
 EPOCHS = Audited(
     table="region_epoch",
     kind=FaultKind.EPOCH_CHANGED,
@@ -266,4 +282,4 @@ FROM audit WHERE action = 'period.archived'""",
     ),
 )
 
-AUDITED = (PERIODS, ARCHIVES, ADJUSTMENTS, RESOLUTIONS, LIMITS, SUBSCRIPTIONS, OVERRIDES, TOKENS, EPOCHS)
+AUDITED = (PERIODS, ARCHIVES, ADJUSTMENTS, RESOLUTIONS, LIMITS, SUBSCRIPTIONS, OVERRIDES, TOKENS, IDENTITIES, EPOCHS)

@@ -1,7 +1,6 @@
 """Commands that call the coordinator's API: their common options, their calls, and how they print results."""
 
 import inspect
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from urllib.parse import quote
 
 import typer
 
+from leasehold.cli.environment import secret_of
 from leasehold.cli.output import fail, print_table, warn
 
 if TYPE_CHECKING:
@@ -83,10 +83,10 @@ class Cli:
 
     @cached_property
     def client(self) -> "httpx.Client":
-        """The token is read from the environment, because other users of the machine can see arguments."""
+        """Make the client, with the token of the environment."""
         import httpx
 
-        token = os.environ.get(TOKEN)
+        token = secret_of(TOKEN)
         if not token:
             how = f"`leasehold token create --scope {self._scope}`"
             fail(f"{TOKEN} is not set. It must be a token with the scope {self._scope}, such as {how} makes.")

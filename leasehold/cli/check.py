@@ -1,11 +1,11 @@
 """`leasehold check`: send a check to an agent, or let the agent explain it."""
 
-import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from leasehold.cli.api import answer, pair
+from leasehold.cli.environment import secret_of
 from leasehold.cli.output import fail, print_table
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def _subject(given: list[str]) -> dict[str, Any]:
 def _post(agent: str, path: str, body: dict[str, Any]) -> "httpx.Response":
     import httpx
 
-    token = os.environ.get(AGENT_TOKEN)
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    token = secret_of(AGENT_TOKEN)
+    headers = {"Authorization": f"Bearer {token.split()[0]}"} if token else {}  # there may be several
     try:
         return httpx.post(f"{agent.rstrip('/')}{path}", json=body, headers=headers, timeout=TIMEOUT_S)
     except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -102,8 +102,8 @@ def _installation(
     return Installation(
         coordinators=[each.rstrip("/") for each in url or [DEFAULT_URL]],
         agents=[each.rstrip("/") for each in agents or []],
-        token=os.environ.get(TOKEN) or None,
-        agent_token=os.environ.get(AGENT_TOKEN) or None,
+        token=secret_of(TOKEN),
+        agent_token=secret_of(AGENT_TOKEN),
         database_url=database_url,
         store_urls=stores or [],
         store_access=StoreAccess(ca_file=ca_file),

@@ -1,12 +1,12 @@
 """`leasehold coordinator`, `leasehold agent` and `leasehold migrate`: the processes of an installation."""
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated
 
 import typer
 
+from leasehold.cli.environment import secret_of
 from leasehold.cli.output import fail, warn
 from leasehold.local_stack.plan import COORDINATOR_URL_VARIABLE, URL_VARIABLE
 
@@ -63,7 +63,7 @@ def migrate() -> None:
     from migrations.run import SchemaIsNewer, upgrade
 
     try:
-        if not upgrade(url, os.environ.get(COORDINATOR_URL_VARIABLE) or None):
+        if not upgrade(url, secret_of(COORDINATOR_URL_VARIABLE)):
             warn(
                 f"the schema is up to date, but the role {COORDINATOR} does not exist, and this owner may not create "
                 f"roles: have a superuser run CREATE ROLE {COORDINATOR} NOLOGIN, and migrate again"
@@ -74,7 +74,7 @@ def migrate() -> None:
 
 def owners_url() -> str:
     """Return the URL of the database as its owner, or end the command."""
-    url = os.environ.get(URL_VARIABLE)
+    url = secret_of(URL_VARIABLE)
     if not url:
         example = "postgresql://owner:secret@127.0.0.1:5432/leasehold"
         fail(f"{URL_VARIABLE} is not set; it must be the owner's, such as {example}")

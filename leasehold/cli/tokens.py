@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +10,7 @@ from uuid import UUID
 
 import typer
 
+from leasehold.cli.environment import secret_of
 from leasehold.cli.output import fail, print_table
 from leasehold.cli.up import default_data_directory
 from leasehold.local_stack.plan import URL_VARIABLE
@@ -83,8 +83,8 @@ async def _connected(url: str, operation: "Callable[[Connection], Awaitable[Resu
 
 
 def _database_url(data: Path | None) -> str:
-    url = os.environ.get(URL_VARIABLE)
-    if url and data is None:
+    url = secret_of(URL_VARIABLE) if data is None else None
+    if url:
         return url
     stack = (data or default_data_directory()) / "stack.json"
     if not stack.exists():

@@ -7,51 +7,96 @@ this machine's.
 
 An agent may have a second token, the adjust token. It permits everything that the service token does, and only its
 bearer may book beyond limits: `mode: adjust`, and commits beyond what a hold has set aside.
+
+Of each there may be several, and those in files may change while the agent runs. JWTs of an issuer are accepted beside
+them: they may check with the scope `service:check`, and book beyond limits with `service:adjust`. `admit` verifies one;
+until then, and when it has expired, its caller is refused.
 """
 
-from collections.abc import Sequence
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from protocol.addresses import is_loopback
-from regional_agent.settings import AgentSettings
+from regional_agent.settings import ADJUST_SCOPE, CHECK_SCOPE, SERVICE_SCOPES, AgentSettings, tokens_in
+from web.credentials.file_secret import READ_EVERY_S
+from web.credentials.verify_jwt import JwtVerifier, is_jwt
 from web.problems import Problem
-from web.tokens import same_token, token_in
+from web.tokens import bearer_token, is_one_of, token_hash, token_in
+
+Hashes = tuple[bytes, ...]
+
+
+class Permission(NamedTuple):
+    """What a caller may do here, and until when."""
+
+    may_adjust: bool
+    expires_at_s: float = math.inf  # by the clock of the machine
 
 
 class CallerRules:
     """Decides from a request's headers. The fast path and the framework's routes use the same object."""
 
-    def __init__(self, settings: AgentSettings) -> None:
-        token = settings.service_token
-        self._token = token.get_secret_value() if token else None
-        adjust_token = settings.adjust_token
-        self._adjust_token = adjust_token.get_secret_value() if adjust_token else None
+    def __init__(self, settings: AgentSettings, jwt_verifier: JwtVerifier | None = None) -> None:
+        self._settings = settings
+        self._service_tokens, self._adjust_tokens = self._read_tokens()
+        self._jwt_verifier = jwt_verifier
+        self.on_change: Callable[[], None] = lambda: None  # called when other callers are accepted than before
+        if jwt_verifier is not None:
+            jwt_verifier.on_forgotten = self._note_change
         # No browser reaches a unix socket, and clients name any host there.
         self._own_hosts = None if settings.uds else frozenset((settings.host.lower(),))
 
-    def refusal(self, authorization: Sequence[str], host: Sequence[str], origin: Sequence[str]) -> Problem | None:
-        """Return why the caller is refused, given the values of three headers, or None."""
+    def permission(
+        self, authorization: Sequence[str], host: Sequence[str], origin: Sequence[str]
+    ) -> Permission | Problem:
+        """Return what the caller may do, or why it is refused, given the values of three headers."""
         given = token_in(authorization[0]) if len(authorization) == 1 else None
-        if self._adjust_token is not None and same_token(given, self._adjust_token):
-            return None
-        if self._token is not None:
-            return None if same_token(given, self._token) else _no_token()
+        if is_one_of(given, self._adjust_tokens):
+            return Permission(may_adjust=True)
+        if is_one_of(given, self._service_tokens):
+            return Permission(may_adjust=not self._adjust_tokens)
+        if self._jwt_verifier is not None and given is not None and is_jwt(given):
+            return self._permission_of_jwt(self._jwt_verifier, given)
+        if self._service_tokens or self._jwt_verifier is not None:
+            return _no_token()
+        return self._why_not_local(host, origin) or Permission(may_adjust=not self._adjust_tokens)
+
+    def _why_not_local(self, host: Sequence[str], origin: Sequence[str]) -> Problem | None:
         if any(not self._is_own(f"//{value}") for value in host):
             return Problem("misdirected", "Without a service token an agent answers only under loopback names.")
         if any(not self._is_own(value) for value in origin):
             return Problem("foreign-origin", "Without a service token an agent answers no page of another origin.")
         return None
 
-    def may_adjust(self, authorization: Sequence[str]) -> bool:
-        """Return whether the caller may book beyond limits. Every caller may, unless there is an adjust token."""
-        if self._adjust_token is None:
-            return True
-        return len(authorization) == 1 and same_token(token_in(authorization[0]), self._adjust_token)
+    def _permission_of_jwt(self, verifier: JwtVerifier, token: str) -> Permission | Problem:
+        identity = verifier.find_known(token)
+        if identity is None:
+            return _no_token()
+        if not identity.scopes & set(SERVICE_SCOPES):
+            return Problem("forbidden", f"The token lacks the scope `{CHECK_SCOPE}`.")
+        return Permission(ADJUST_SCOPE in identity.scopes, verifier.last_moment_s(identity))
 
     def request_may_adjust(self, request: Request) -> bool:
-        return self.may_adjust(request.headers.getlist("authorization"))
+        found = self._permission_of(request)
+        return isinstance(found, Permission) and found.may_adjust
+
+    async def admit(self, request: Request) -> None:
+        """Verify the JWT of a request, if it has one. Raise the Problem that refuses the caller, if any."""
+        token = bearer_token(request)
+        if self._jwt_verifier is not None and token is not None and is_jwt(token):
+            await self._jwt_verifier.verify(token)
+        found = self._permission_of(request)
+        if isinstance(found, Problem):
+            raise found
+
+    def _permission_of(self, request: Request) -> Permission | Problem:
+        return self.permission(*(request.headers.getlist(name) for name in ("authorization", "host", "origin")))
 
     def _is_own(self, url: str) -> bool:
         if self._own_hosts is None:
@@ -62,11 +107,31 @@ class CallerRules:
             return False
         return is_loopback(name) or name in self._own_hosts
 
-    def check(self, request: Request) -> None:
-        """Raise the Problem that refuses the caller, if any."""
-        headers = request.headers
-        if problem := self.refusal(*(headers.getlist(name) for name in ("authorization", "host", "origin"))):
-            raise problem
+    @asynccontextmanager
+    async def following_files(self) -> AsyncIterator[None]:
+        """Read tokens in files again, as long as the block lasts."""
+        following = asyncio.create_task(self._follow_files())
+        try:
+            yield
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    async def _follow_files(self) -> None:
+        while True:
+            await asyncio.sleep(READ_EVERY_S)
+            found = self._read_tokens()
+            if found != (self._service_tokens, self._adjust_tokens):
+                self._service_tokens, self._adjust_tokens = found
+                self._note_change()
+
+    def _note_change(self) -> None:
+        self.on_change()
+
+    def _read_tokens(self) -> tuple[Hashes, Hashes]:
+        settings = self._settings
+        service, adjust = (tokens_in(each) for each in (settings.service_token, settings.adjust_token))
+        return tuple(map(token_hash, service)), tuple(map(token_hash, adjust))
 
 
 def adjust_forbidden() -> Problem:

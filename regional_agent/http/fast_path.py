@@ -12,7 +12,8 @@ A connection has one request under way at a time. What the client sends behind i
 it has been read; answers keep their order. Nothing here is a coroutine: the store's reply calls back.
 """
 
-from time import perf_counter
+import math
+from time import perf_counter, time
 from typing import Any, ClassVar, NamedTuple
 
 import httptools
@@ -26,7 +27,7 @@ from regional_agent.admission.check_cache import CheckCache
 from regional_agent.admission.engine import Admission
 from regional_agent.admission.plan import CheckPlan
 from regional_agent.http.batch import PendingBatch, authorize, decode_check, plan_or_refusal
-from regional_agent.http.callers import CallerRules
+from regional_agent.http.callers import CallerRules, Permission
 from regional_agent.http.schemas import BatchItems, HttpAnswer, check_response
 from web.http_protocol import BoundedProtocol
 from web.metrics import HttpMetrics
@@ -35,10 +36,11 @@ from web.request_ids import harmless, new_request_id
 
 CHECK, BATCH = "/v1/check", "/v1/check:batch"
 REQUEST_PREFIX, END_OF_HEAD = b"POST /v1/check", b"\r\n\r\n"
-MAX_HEADS, MAX_CACHED_BYTES = 1_024, 1_024
+MAX_HEADS, MAX_HEAD_BYTES, MAX_CACHED_BYTES = 1_024, 4_096, 1_024  # a head may have a JWT
 PLAIN_TYPES = (b"application/json", b"application/json; charset=utf-8", b"application/json;charset=utf-8")
 # Headers that may change the answer. A plain request has each of them once at most.
 RELEVANT = (b"content-type", b"content-length", b"authorization", b"host", b"origin", b"x-request-id", b"connection")
+CALLER = (b"authorization", b"host", b"origin")
 NEVER_PLAIN = (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade")
 MAX_LENGTH_DIGITS = 20  # of Content-Length; more are zeros, or a number that no body has
 SERVER_ERROR = 500  # these are always logged
@@ -54,6 +56,7 @@ class Head(NamedTuple):
     body_bytes: int = 0
     request_id: str | None = None
     may_adjust: bool = True
+    expires_at_s: float = math.inf  # when the caller's JWT is not accepted any more
 
 
 NOT_PLAIN = Head(False)
@@ -102,7 +105,8 @@ class FastPath:
         self.metrics = metrics
         self._max_body_bytes = max_body_bytes
         self._callers = callers
-        self._heads: dict[bytes, Head] = {}
+        self._heads: dict[bytes, Head] = {}  # also whether their callers are accepted
+        callers.on_change = self._heads.clear
         self._plans: CheckCache[bytes] = CheckCache(admission)
         self._default_headers: list[tuple[bytes, bytes]] = []
         self._response_heads: dict[tuple[int, str], bytes] = {}
@@ -111,9 +115,10 @@ class FastPath:
 
     def head(self, raw: bytes) -> Head:
         head = self._heads.get(raw)
-        if head is None:
+        if head is None or (head.expires_at_s is not math.inf and head.expires_at_s <= time()):
             head = self._parse_head(raw)
-            if head.request_id is None and len(raw) <= MAX_CACHED_BYTES:  # one with an id of its own does not repeat
+            # One with an id of its own does not repeat. One that is not plain may be so next time, if it has a JWT.
+            if head.is_plain and head.request_id is None and len(raw) <= MAX_HEAD_BYTES:
                 if len(self._heads) >= MAX_HEADS:
                     self._heads.clear()
                 self._heads[raw] = head
@@ -139,16 +144,12 @@ class FastPath:
             and int(length) <= self._max_body_bytes
             and relevant.get(b"content-type", b"").lower() in PLAIN_TYPES
             and relevant.get(b"connection", b"keep-alive").lower() == b"keep-alive"
-            and self._is_authorized(relevant)
         )
-        if not is_plain:
+        caller = self._callers.permission(*(_values(relevant, name) for name in CALLER)) if is_plain else None
+        if not isinstance(caller, Permission):
             return NOT_PLAIN
         request_id = harmless(relevant.get(b"x-request-id", b""))
-        return Head(True, path, int(length), request_id, self._callers.may_adjust(_values(relevant, b"authorization")))
-
-    def _is_authorized(self, relevant: dict[bytes, bytes]) -> bool:
-        authorization, host, origin = (_values(relevant, name) for name in (b"authorization", b"host", b"origin"))
-        return self._callers.refusal(authorization, host, origin) is None
+        return Head(True, path, int(length), request_id, caller.may_adjust, caller.expires_at_s)
 
     # --- bodies -------------------------------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ HoldId = Annotated[
 
 async def require_caller(request: Request) -> None:
     """Refuse callers that may not use this agent."""
-    rules_of(request).check(request)
+    await rules_of(request).admit(request)
 
 
 def rules_of(request: Request) -> CallerRules:

@@ -1,11 +1,12 @@
 """The agent's client of the coordinator's HTTP API. It retries nothing: each loop owns its retries."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from typing import TypeVar
 
 import httpx
 import msgspec
+from pydantic import SecretStr
 
 from protocol.blocks import BlockList
 from protocol.limits.document import PolicyBundle
@@ -53,13 +54,24 @@ class CoordinatorRefused(Exception):
         return self.status in ABOUT_CONTENT
 
 
+class _CurrentToken(httpx.Auth):
+    """Sends the token as it is now: one in a file may be changed while the agent runs."""
+
+    def __init__(self, token: SecretStr) -> None:
+        self._token = token
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        request.headers["Authorization"] = f"Bearer {self._token.get_secret_value()}"
+        yield request
+
+
 class CoordinatorClient:
-    def __init__(self, url: str, token: str, region: str) -> None:
+    def __init__(self, url: str, token: SecretStr, region: str) -> None:
         self._region = f"/v1/regions/{region}"
         self._tags: dict[str, str] = {}  # of the latest answer of each feed
         self._http = httpx.AsyncClient(
             base_url=url,
-            headers={"Authorization": f"Bearer {token}"},
+            auth=_CurrentToken(token),
             timeout=httpx.Timeout(5.0, pool=None),
             limits=httpx.Limits(keepalive_expiry=KEPT_S),
             trust_env=False,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import SecretStr
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.credentials import CredentialProvider
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -25,22 +26,22 @@ CONNECT_S = 2.0
 class StoreAccess:
     """What the settings say about a store beside its address."""
 
-    password_file: Path | None = None
+    password: SecretStr | None = None  # in place of one in the address
     ca_file: Path | None = None
     cert_file: Path | None = None
     key_file: Path | None = None
     checks_hostname: bool = True
 
 
-class PasswordFile(CredentialProvider):
-    """Reads the password at every connection, so that it may be changed while the agent runs."""
+class CurrentPassword(CredentialProvider):
+    """Gives each connection the password as it is now: one in a file may be changed while the agent runs."""
 
-    def __init__(self, path: Path, username: str | None) -> None:
-        self._path = path
+    def __init__(self, password: SecretStr, username: str | None) -> None:
+        self._password = password
         self._username = username
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        password = self._path.read_text().strip()
+        password = self._password.get_secret_value()
         return (self._username, password) if self._username else (password,)
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
@@ -102,8 +103,8 @@ def connection_class(address: StoreAddress) -> type[Connection]:
 def connection_options(address: StoreAddress, access: StoreAccess) -> dict[str, Any]:
     """Return the arguments of redis-py's connections to a store. It retries nothing, and names no library."""
     options = {"db": address.database, **BASIC_OPTIONS, **tls_options(address, access)}
-    if access.password_file is not None:
-        return options | {"credential_provider": PasswordFile(access.password_file, address.username)}
+    if access.password is not None:
+        return options | {"credential_provider": CurrentPassword(access.password, address.username)}
     return options | {"username": address.username, "password": address.password}
 
 

@@ -6,8 +6,23 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.conftest import PostgresServer, copied
+from tests.conftest import PostgresServer, copied, free_port
 from tests.integration.regional_agent.world import Template, World, prepare_world, world_on
+from tests.issuer import Issuer
+
+
+@pytest.fixture(scope="session")
+def issuer_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Issuer]:
+    issuer = Issuer(tmp_path_factory.mktemp("issuer") / "public", free_port())
+    yield issuer
+    issuer.stop()
+
+
+@pytest.fixture
+def issuer(issuer_process: Issuer) -> Issuer:
+    """Yield an issuer of JWTs that runs and publishes its usual keys."""
+    issuer_process.reset()
+    return issuer_process
 
 
 @pytest.fixture(scope="session")

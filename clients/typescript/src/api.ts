@@ -626,6 +626,7 @@ export interface components {
              * @example /problems/internal-error
              * @example /problems/invalid-json
              * @example /problems/invalid-request
+             * @example /problems/issuer-unavailable
              * @example /problems/method-not-allowed
              * @example /problems/misdirected
              * @example /problems/no-lease

@@ -7,6 +7,7 @@ from typing import NamedTuple
 class Action(StrEnum):
     TOKEN_ISSUED = "token.issued"  # noqa: S105 - the name of an action
     TOKEN_REVOKED = "token.revoked"  # noqa: S105
+    IDENTITY_SEEN = "identity.seen"  # the first JWT of somebody, or the first with another name
     LIMITS_APPLIED = "limits.applied"
     SUBSCRIPTION_PUT = "subscription.put"
     SUBSCRIPTION_DELETED = "subscription.deleted"

@@ -1,6 +1,6 @@
 """A whole coordinator on a real Postgres, called through its API, with a clock that only the test moves."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -40,6 +40,9 @@ class AdminHarness:
         if scopes:
             _, token = await issue_token(self.owner, scopes, "a test", self.clock.now())
             headers = {"Authorization": f"Bearer {token}"}
+        return self.caller_with(headers)
+
+    def caller_with(self, headers: Mapping[str, str]) -> httpx.AsyncClient:
         client = httpx.AsyncClient(transport=self.transport, base_url="http://coordinator", headers=headers)
         self.clients.append(client)
         return client
@@ -59,13 +62,17 @@ async def sealed(admin_harness: AdminHarness) -> None:
 
 
 @asynccontextmanager
-async def admin_harness_on(database: str) -> AsyncIterator[AdminHarness]:
+async def admin_harness_on(database: str, **settings: Any) -> AsyncIterator[AdminHarness]:
     """Run a coordinator on a database, with a clock that stands still until a test moves it."""
     clock = StandingClock()
     url = SecretStr(restricted(database))
-    app = create_app(
-        CoordinatorSettings(database_url=url, database_pool_size=4, lease_ms=60_000, clock_limit_ms=0), clock
-    )
+    given: dict[str, Any] = {
+        "database_url": url,
+        "database_pool_size": 4,
+        "lease_ms": 60_000,
+        "clock_limit_ms": 0,
+    } | settings
+    app = create_app(CoordinatorSettings(**given), clock)
     async with app.router.lifespan_context(app), connected(database) as owner:
         admin_harness = AdminHarness(httpx.ASGITransport(app, raise_app_exceptions=False), owner, clock)
         yield admin_harness

@@ -34,6 +34,9 @@ def test_defaults_stay_on_loopback() -> None:
         ("REPORT_INTERVAL_MS", "0"),
         ("REGION", ""),
         ("SERVICE_TOKEN", "short"),
+        ("SERVICE_TOKEN", "long-enough-token short"),
+        ("SERVICE_TOKEN", " "),
+        ("ADJUST_TOKEN", "with-an-ä-in-the-middle"),
     ],
 )
 def test_a_bad_value_names_the_variable_and_gives_an_example(variable: str, value: str) -> None:
@@ -48,7 +51,8 @@ def test_a_bad_value_names_the_variable_and_gives_an_example(variable: str, valu
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"PASSWORD_FILE": __file__}, "_PASSWORD_FILE and a password"),
+        ({"PASSWORD": "x"}, "_PASSWORD and a password"),
+        ({"PASSWORD_FILE": __file__}, "_PASSWORD and a password"),
         ({"CA_FILE": __file__}, "_CA_FILE is set, and LEASEHOLD_AGENT_STORE_URL is without TLS"),
         ({"URL": "rediss://a", "KEY_FILE": __file__}, "_KEY_FILE is set without"),
     ],

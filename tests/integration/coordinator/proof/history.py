@@ -10,10 +10,12 @@ from typing import Any
 import httpx
 
 from coordinator.access.issue_token import issue_token
+from coordinator.access.jwt_callers import identity_id, note_identity
 from coordinator.access.revoke_token import revoke_token
 from coordinator.exchange.expire_leases import expire_leases
 from tests.integration.coordinator.admin_harness import DOCUMENT, AdminHarness, Region, Used, open_region, sealed
 from tests.integration.coordinator.fixtures import put_off
+from web.credentials.jwt_claims import JwtIdentity
 
 NOVEMBER, DECEMBER, DAY = "2026-11", "2026-12", "2026-11-18"
 ACME, GLOBEX, INITECH = (f"exports:tenant={tenant}" for tenant in ("acme", "globex", "initech"))
@@ -160,3 +162,6 @@ async def _change_tokens(history: History) -> None:
     await revoke_token(owner, old.id, now)
     new = await issue_token(owner, ["usage:read"], "billing", now)
     await issue_token(owner, ["usage:read"], "billing, since December", now, new.token)
+    for name in ("Ada", "Ada Lovelace"):
+        ada = JwtIdentity("https://login.example.com", "ada", name, frozenset(), 0.0)
+        await note_identity(owner, identity_id(ada.issuer, ada.subject), ada, now)

@@ -279,6 +279,13 @@ DECIDED = {
     "token_not_revoked": Case(
         "UPDATE token SET revoked_at = NULL WHERE note = 'billing'", FaultKind.TOKEN_CHANGED, table="token", seal=4
     ),
+    "identity_renamed": Case(
+        "UPDATE identity SET name = 'Grace Hopper'", FaultKind.IDENTITY_CHANGED, table="identity", seal=4
+    ),
+    "identity_is_somebody_else": Case(
+        "UPDATE identity SET subject = 'grace'", FaultKind.IDENTITY_CHANGED, table="identity", seal=4
+    ),
+    "identity_deleted": Case("DELETE FROM identity", FaultKind.IDENTITY_CHANGED, table="identity", seal=4),
     "token_invented": Case(
         "INSERT INTO token VALUES (gen_random_uuid(), '\\x00', '{admin}', '', now())",
         FaultKind.TOKEN_CHANGED,

@@ -18,6 +18,7 @@ import pytest
 
 from regional_agent.http.fast_path import FastPath, fast_protocol
 from regional_agent.main import create_app
+from regional_agent.settings import AgentSettings
 from tests.integration.regional_agent.world import EXPORT, Agent, World
 from tests.integration.web.conftest import Answer, Raw, connected, serving
 from tests.waiting import until
@@ -57,8 +58,8 @@ class Doors:
 
 
 @contextlib.asynccontextmanager
-async def opened(world: World, **settings: Any) -> AsyncIterator[Doors]:
-    app = create_app(world.settings("us-east", **settings))
+async def opened(world: World | AgentSettings, **settings: Any) -> AsyncIterator[Doors]:
+    app = create_app(world if isinstance(world, AgentSettings) else world.settings("us-east", **settings))
     door: FastPath = app.state.fast_path
     async with serving(app, protocol=fast_protocol(door)) as address:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)

@@ -14,16 +14,19 @@ from redis.asyncio.connection import Connection
 from leasehold.local_stack import embedded
 from leasehold.local_stack.processes import stop
 from protocol.circuit_breaker import BreakerState
+from regional_agent.settings import AgentSettings
 from regional_agent.store.address import StoreAddress
 from regional_agent.store.connection import UNREACHABLE, StoreConnection
 from regional_agent.store.opening import Server, StoreAccess, connect_with
 from tests.conftest import Server as StoreServer
 from tests.conftest import free_port
+from tests.integration.regional_agent.http.test_workers import environ
 from tests.integration.regional_agent.store.certificates import Authority, encrypted
 from tests.integration.regional_agent.store.test_topology import PASSWORD, a_switch, spends, stores
 from tests.integration.regional_agent.world import EXPORT, Agent, World, running
 from tests.parts import part
 from tests.waiting import BOUND_S, until
+from web.settings import load_settings
 
 pytestmark = pytest.mark.anyio
 
@@ -257,7 +260,10 @@ async def test_a_password_file_is_read_again_at_each_connection(world: World, tm
     with stores(tmp_path, 1) as (port,):
         file = tmp_path / "password"
         file.write_text(PASSWORD + "\n")
-        agent = await world.agent(store_url=f"redis://{embedded.LOOPBACK}:{port}/0", store_password_file=file)
+        settings = world.settings("us-east", store_url=f"redis://{embedded.LOOPBACK}:{port}/0")
+        environment = environ(settings) | {"LEASEHOLD_AGENT_STORE_PASSWORD_FILE": str(file)}
+        agent = await world.agents.enter_async_context(running(load_settings(AgentSettings, environment)))
+        await agent.ready()
         await spends(agent, 1)
         embedded.send_to_store(port, PASSWORD, "CONFIG SET requirepass another")
         embedded.send_to_store(port, "another", "CLIENT KILL TYPE normal")
@@ -265,9 +271,6 @@ async def test_a_password_file_is_read_again_at_each_connection(world: World, tm
         file.write_text("another\n")
         await until(lambda: agent.region.store.connected)
         await spends(agent, 1)
-        file.unlink()
-        embedded.send_to_store(port, "another", "CLIENT KILL TYPE normal")
-        await until(lambda: "No such file" in agent.region.store.fault)
         await world.agents.aclose()
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from leasehold.local_stack import embedded
 from protocol.messages import OpenEpoch
@@ -31,7 +32,7 @@ async def one_is_refused(agents: list[Agent]) -> tuple[Agent, Agent]:
 
 
 async def asks(world: World, request: OpenEpoch) -> None:
-    client = CoordinatorClient(world.url, world.tokens["us-east"], "us-east")
+    client = CoordinatorClient(world.url, SecretStr(world.tokens["us-east"]), "us-east")
     try:
         await client.open_epoch(request)
     finally:
