@@ -26,9 +26,9 @@ from coordinator.refusals import Refusals
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from protocol.clock import Clock
-from web.diagnosis.self_diagnosis import SelfDiagnosis
 from web.credentials.jwt_claims import JwtIdentity
 from web.credentials.verify_jwt import JwtVerifier
+from web.diagnosis.self_diagnosis import SelfDiagnosis
 
 LOCK_TIMEOUT_MS = 1_000  # of an exchange: those that are batched with it wait as long
 

@@ -46,8 +46,8 @@ from regional_agent.store.topology import Cluster
 from regional_agent.store.watch import StoreWatch
 from regional_agent.store_outage.journal import Journal, JournalDirectory
 from regional_agent.store_outage.rules.records import owner_of
-from web.diagnosis.self_diagnosis import SelfDiagnosis
 from web.credentials.verify_jwt import JwtVerifier
+from web.diagnosis.self_diagnosis import SelfDiagnosis
 
 log = structlog.get_logger()
 

@@ -1,7 +1,6 @@
 """`leasehold doctor`: check settings, connections, clocks, stores, the database and the ledger of an installation."""
 
 import asyncio
-import os
 import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ import typer
 
 from leasehold.cli.api import DEFAULT_URL, TOKEN, URL
 from leasehold.cli.check import AGENT_TOKEN, AGENT_URL
+from leasehold.cli.environment import secret_of
 from leasehold.cli.output import fail, print_table, progress_line
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _installation(
         coordinators=[each.rstrip("/") for each in url or [DEFAULT_URL]],
         agents=[each.rstrip("/") for each in agents or []],
         token=secret_of(TOKEN),
-        agent_token=secret_of(AGENT_TOKEN),
+        agent_token=(secret_of(AGENT_TOKEN) or "").partition(" ")[0] or None,
         database_url=database_url,
         store_urls=stores or [],
         store_access=StoreAccess(ca_file=ca_file),

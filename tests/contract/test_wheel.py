@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from migrations.revisions import known_revisions
 from tools.build_hook import with_inner_imports
 
 ROOT = Path(__file__).parents[2]
