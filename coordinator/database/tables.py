@@ -619,6 +619,7 @@ identity = Table(
     required("subject", Text),
     required("name", Text),
     required("first_seen_at", Timestamp),
+    UniqueConstraint("issuer", "subject", name="identity_is_one_person"),
 )
 # Who did what to what.
 audit = Table(

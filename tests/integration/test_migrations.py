@@ -12,14 +12,17 @@ from alembic.config import Config
 
 import migrations
 from migrations import run
+from migrations.revisions import known_revisions
 from migrations.run import ONE_MIGRATION_AT_A_TIME, SchemaIsNewer, alembic_config, upgrade
 
 VERSIONS = Path(migrations.__path__[0]) / "versions"
+NEWEST = known_revisions()[-1]
+LATER = f"{int(NEWEST) + 1:04}"
 LATER_STEP = """
 from migrations.statements import execute
 
-revision = "0002"
-down_revision = "0001"
+revision = {revision!r}
+down_revision = {down_revision!r}
 
 def upgrade() -> None:
     execute({sql!r})
@@ -57,7 +60,7 @@ WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted
 
 @pytest.fixture
 def add_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Add a step after the baseline, as a later release would, that executes some SQL."""
+    """Add a step after the newest, as a later release would, that executes some SQL."""
 
     def config_with_steps(output: TextIO | None = None) -> Config:
         config = alembic_config(output)
@@ -65,7 +68,8 @@ def add_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
         return config
 
     def add(sql: str) -> None:
-        (tmp_path / "0002_later.py").write_text(LATER_STEP.format(sql=sql))
+        step = LATER_STEP.format(revision=LATER, down_revision=NEWEST, sql=sql)
+        (tmp_path / f"{LATER}_later.py").write_text(step)
 
     monkeypatch.setattr(run, "alembic_config", config_with_steps)
     return add
@@ -102,7 +106,7 @@ def test_a_later_step_keeps_what_was_booked(database: str, add_step: Callable[[s
     before = asyncio.run(fetch(database, TRANSFERS))
     add_step("ALTER TABLE pool ADD COLUMN later bigint")
     upgrade(database)
-    assert asyncio.run(fetch(database, REVISION)) == [("0002",)]
+    assert asyncio.run(fetch(database, REVISION)) == [(LATER,)]
     assert asyncio.run(fetch(database, "SELECT count(*) - count(later) FROM pool")) == [(2,)]
     assert asyncio.run(fetch(database, TRANSFERS)) == before
     one_more = BOOKED[BOOKED.rindex("INSERT") :].rstrip(";\n")
@@ -113,7 +117,7 @@ def test_a_failed_step_changes_nothing(database: str, add_step: Callable[[str], 
     add_step("CREATE TABLE later (); SELECT 1 / 0")
     with pytest.raises(asyncpg.DivisionByZeroError):
         upgrade(database)
-    assert asyncio.run(fetch(database, REVISION)) == [("0001",)]
+    assert asyncio.run(fetch(database, REVISION)) == [(NEWEST,)]
     assert asyncio.run(fetch(database, "SELECT to_regclass('later')")) == [(None,)]
 
 
@@ -142,9 +146,9 @@ def test_a_step_waits_a_bounded_time_for_its_locks(
             await reader.close()
 
     asyncio.run(while_the_table_is_read())
-    assert asyncio.run(fetch(database, REVISION)) == [("0001",)]
+    assert asyncio.run(fetch(database, REVISION)) == [(NEWEST,)]
     upgrade(database)
-    assert asyncio.run(fetch(database, REVISION)) == [("0002",)]
+    assert asyncio.run(fetch(database, REVISION)) == [(LATER,)]
 
 
 def test_two_migrations_at_once_run_one_after_the_other(empty_database: str) -> None:

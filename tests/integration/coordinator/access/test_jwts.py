@@ -24,7 +24,14 @@ from tests.issuer import AUDIENCE, Issuer
 pytestmark = pytest.mark.anyio
 
 NOVEMBER = "2026-11"
-CREDIT = {"quota": "exports:tenant=acme", "period": NOVEMBER, "kind": "credit", "units": 9, "reason": "an outage"}
+CREDIT = {
+    "quota": "exports:tenant=acme",
+    "period": NOVEMBER,
+    "kind": "credit",
+    "units": 9,
+    "reason": "an outage",
+    "document": "T-1",
+}
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ ROWS: dict[str, dict[str, str]] = {
     | {"region": "'r'", "units": "1", "charge_period": "'2026-11'"},
     "limits_version": {"version": "1", "document": "'{}'", "applied_at": "now()", "applied_by": "'x'"},
     "subscription": {"tenant": "'acme'", "plan": "'pro'", "changed_at": "now()"},
+    "identity": {"id": "gen_random_uuid()", "issuer": "'i'", "subject": "'s'", "name": "''", "first_seen_at": "now()"},
     "token": {"id": "gen_random_uuid()", "hash": "'x'", "scopes": "'{admin}'", "created_at": "now()"},
     "audit": {"id": "1", "recorded_at": "now()", "actor": "'x'", "action": "'region.put'", "object": "'r'"}
     | {"details": "'{}'"},
@@ -252,6 +253,8 @@ TRIALS: dict[str, Trial] = {
         for column in ("position", "transfer", "audit", "reports", "movements", "entries")
     },
     "subscription_tenant_check": wrong("subscription", tenant="''"),
+    "identity_issuer_check": wrong("identity", issuer="''"),
+    "identity_subject_check": wrong("identity", subject="''"),
     "token_scopes_check": wrong("token", scopes="'{}'"),
     "transfer_src_is_known": wrong("transfer", src="'nowhere'"),
     "transfer_dst_is_known": wrong("transfer", dst="'nowhere'"),
@@ -392,6 +395,11 @@ TRIALS: dict[str, Trial] = {
     "export_pkey": twice("export"),
     "export_part_pkey": twice("export_part"),
     "verification_pkey": twice("verification"),
+    "identity_pkey": Trial(
+        "identity",
+        [row("identity", {"id": f"'{'0' * 32}'"}), row("identity", {"id": f"'{'0' * 32}'", "subject": "'t'"})],
+    ),
+    "identity_is_one_person": twice("identity"),
     "token_pkey": Trial(
         "token", [row("token", {"id": f"'{'0' * 32}'"}), row("token", {"id": f"'{'0' * 32}'", "hash": "'y'"})]
     ),
@@ -647,6 +655,7 @@ MAY = {
     "pool": "arw",
     "position_gate": "rW",  # has no columns and no rows: the right to lock it
     "quarantine": "ar",
+    "identity": "arw",
     "shared_limit": "adrw",
     "rebalance": "arw",
     "rebalance_move": "arw",
