@@ -92,6 +92,26 @@ class NpmPackages(NamedTuple):
         return hashlib.sha256(files).hexdigest()[:12]
 
 
+class GoProgram(NamedTuple):
+    """Builds a program of the Go proxy, whose checksum database guards it."""
+
+    package: str  # with its version
+    program: str
+    about: str
+
+    def install(self, directory: Path) -> None:
+        _require("go")
+        target = directory / "bin"
+        environ = {"GOBIN": str(target), "CGO_ENABLED": "0"}
+        built = _run(["go", "install", "-trimpath", "-ldflags=-s -w", self.package], directory, environ)
+        if built.returncode != 0 or not (target / self.program).exists():
+            raise CannotFetch(f"go cannot build {self.package} ({_last_line(built)})")
+
+    @property
+    def version(self) -> str:
+        return self.package.rpartition("@")[2]
+
+
 class InstalledPackages(NamedTuple):
     """Installs packages of Debian into the machine as root, unless the machine has what they bring."""
 
@@ -135,7 +155,8 @@ def _find_libraries(*names: str) -> Path | None:
     return Path(found[0]) if found[0] and all(found) else None
 
 
-TABLE: Mapping[str, DebianPackages | InstalledPackages | NpmPackages] = {
+Unpacked = DebianPackages | GoProgram | NpmPackages
+TABLE: Mapping[str, InstalledPackages | Unpacked] = {
     "redis": DebianPackages(
         ("redis-server", "redis-tools", "redis-sentinel", "libjemalloc2", "liblzf1", "libatomic1"),
         ("redis-server", "redis-sentinel", "redis-cli"),
@@ -160,6 +181,9 @@ TABLE: Mapping[str, DebianPackages | InstalledPackages | NpmPackages] = {
         ("libpango-1.0-0", "libpangoft2-1.0-0", "libharfbuzz-subset0", "fonts-dejavu-core"),
         partial(_find_libraries, "pango-1.0", "pangoft2-1.0", "harfbuzz-subset"),
         "the libraries and a font with which WeasyPrint makes PDFs",
+    ),
+    "helm": GoProgram(
+        "helm.sh/helm/v3/cmd/helm@v3.22.0", "helm", "Helm, for tests of the chart; needs Go on the machine"
     ),
     "typescript": NpmPackages(
         TOOLS.parent / "clients" / "typescript",
@@ -193,8 +217,8 @@ def find_or_fetch_without_root(name: str) -> Path:
     raise CannotFetch(f"this machine has no {name}: install it with `./dev parts {name}`, as root")
 
 
-def _unpacked(name: str, packages: DebianPackages | NpmPackages) -> Path:
-    version = f"-{packages.version}" if isinstance(packages, NpmPackages) else ""
+def _unpacked(name: str, packages: Unpacked) -> Path:
+    version = "" if isinstance(packages, DebianPackages) else f"-{packages.version}"
     part, lock = PARTS / f"{name}{version}", PARTS / f"{name}.lock"
     PARTS.mkdir(exist_ok=True)
     lock.touch()
@@ -225,12 +249,14 @@ def _require(*tools: str) -> None:
             raise CannotFetch(f"{tool} is missing, so its packages cannot be fetched")
 
 
-def _run(command: Sequence[str], directory: Path) -> "subprocess.CompletedProcess[str]":
+def _run(
+    command: Sequence[str], directory: Path, environ: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end. Packages may ask nothing."""
     return subprocess.run(
         command,
         cwd=directory,
-        env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+        env={**os.environ, "DEBIAN_FRONTEND": "noninteractive", **(environ or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -20,7 +20,8 @@ COMPOSE = yaml.safe_load((ROOT / "compose/compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 CONTAINERFILE = (ROOT / "compose/Containerfile").read_text()
 EXAMPLE = dict(re.findall(r"^(\w+)=(.*)$", (ROOT / "compose/example.env").read_text(), re.MULTILINE))
-OURS: dict[str, type[Settings]] = {"coordinator": CoordinatorSettings} | {
+COORDINATORS = ("coordinator", "coordinator-2")
+OURS: dict[str, type[Settings]] = dict.fromkeys(COORDINATORS, CoordinatorSettings) | {
     f"agent-{name}": AgentSettings for name in REGIONS
 }
 FILLED = "0123456789abcdef" * 3  # as made by `openssl rand -hex 24`
@@ -48,7 +49,7 @@ def strings(value: object) -> Iterator[str]:
 
 def test_every_region_has_a_store_and_an_agent() -> None:
     pairs = {name for region in REGIONS for name in (f"store-{region}", f"agent-{region}")}
-    assert set(SERVICES) == pairs | {"postgres", "migrate", "coordinator"}
+    assert set(SERVICES) == pairs | {"postgres", "migrate", "prometheus", *COORDINATORS}
 
 
 @pytest.mark.parametrize("service", OURS)
@@ -71,12 +72,14 @@ def test_an_agent_without_its_token_refuses_to_start(region: str) -> None:
 
 
 @pytest.mark.parametrize("region", REGIONS)
-def test_an_agent_finds_its_store_and_the_coordinator(region: str) -> None:
+def test_an_agent_finds_its_store_and_both_coordinators(region: str) -> None:
     told = environment(f"agent-{region}")
-    coordinator = environment("coordinator")["LEASEHOLD_COORDINATOR_PORT"]
+    aliases = {alias for each in COORDINATORS for alias in SERVICES[each]["networks"]["default"]["aliases"]}
+    ports = {environment(each)["LEASEHOLD_COORDINATOR_PORT"] for each in COORDINATORS}
     assert told["LEASEHOLD_AGENT_REGION"] == region
     assert urlsplit(told["LEASEHOLD_AGENT_STORE_URL"]).hostname == f"store-{region}"
-    assert urlsplit(told["LEASEHOLD_AGENT_COORDINATOR_URL"]).netloc == f"coordinator:{coordinator}"
+    address = urlsplit(told["LEASEHOLD_AGENT_COORDINATOR_URL"])
+    assert ({address.hostname}, {str(address.port)}) == (aliases, ports)
     assert SERVICES[f"agent-{region}"]["environment"]["LEASEHOLD_AGENT_COORDINATOR_TOKEN"] == (
         f"${{TOKEN_{region.upper().replace('-', '_')}:-}}"
     )
@@ -101,12 +104,14 @@ def test_the_coordinator_does_not_log_in_as_the_owner() -> None:
 
 def test_ports_are_those_of_the_local_stack_and_published_on_loopback_only() -> None:
     plan = StackPlan(data=Path())
-    outside = {"coordinator": plan.coordinator_port} | {f"agent-{name}": plan.agent_port(name) for name in REGIONS}
+    outside = {"coordinator": plan.coordinator_port, "coordinator-2": plan.coordinator_port + 1}
+    outside |= {f"agent-{name}": plan.agent_port(name) for name in REGIONS}
     for service, port in outside.items():
         [inside] = [value for name, value in environment(service).items() if name.endswith("_PORT")]
         assert SERVICES[service]["ports"] == [f"127.0.0.1:{port}:{inside}"]
         assert re.search(rf"^EXPOSE .*\b{inside}\b", CONTAINERFILE, re.MULTILINE)
-    assert {name for name in SERVICES if "ports" in SERVICES[name]} == set(outside)
+    assert {name for name in SERVICES if "ports" in SERVICES[name]} == {*outside, "prometheus"}
+    assert all(port.startswith("127.0.0.1:") for each in SERVICES.values() for port in each.get("ports", []))
 
 
 @pytest.mark.parametrize("service", sorted(set(SERVICES) - {"migrate"}))
@@ -122,7 +127,14 @@ def test_dependencies_of_services_exist() -> None:
     waited_for = {name for service in SERVICES.values() for name in service.get("depends_on", {})}
     mounted = {volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])}
     assert waited_for <= set(SERVICES)
-    assert mounted == set(COMPOSE["volumes"])
+    assert {name for name in mounted if not name.startswith("./")} == set(COMPOSE["volumes"])
+
+
+def test_prometheus_scrapes_every_process_of_ours() -> None:
+    jobs = yaml.safe_load(COMPOSE["configs"]["prometheus"]["content"])["scrape_configs"]
+    targets = {target for job in jobs for each in job["static_configs"] for target in each["targets"]}
+    ports = {name: next(v for k, v in environment(name).items() if k.endswith("_PORT")) for name in OURS}
+    assert targets == {f"{name}:{port}" for name, port in ports.items()}
 
 
 def test_stores_persist_and_never_evict() -> None:

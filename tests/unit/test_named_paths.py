@@ -12,7 +12,10 @@ _LOG_LINE = re.compile(r"(?<!`)`([a-z][a-z' -]+ [a-z' -]*[a-z])`(?!`)")
 _METRICS = "leasehold_"  # test_reference_pages.py compares these
 # Composed in the code, or words of Redis, pip and our own commands.
 OTHERS = {"coordinator not ready", "coordinator degraded", "agent is not ready", "agent is degraded", "agent is ready"}
-OF_OTHERS = ("appendfsync ", "no-appendfsync", "cluster-require", "pip ", "leasehold ", "region list")
+OF_OTHERS = (
+    *("appendfsync ", "no-appendfsync", "cluster-require", "pip ", "leasehold ", "region list"),
+    *("helm ", "systemctl ", "systemd-"),
+)
 _PAGE = re.compile(r"\bdocs/[\w/-]+\.md")
 
 
