@@ -13,7 +13,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
-from prometheus_client import CollectorRegistry, Gauge
 
 from protocol.circuit_breaker import BreakerState
 from protocol.clock import Clock
@@ -22,6 +21,7 @@ from protocol.outcomes import EpochRefusal
 from regional_agent.cluster.cell import Cell
 from regional_agent.leasing.rules.headroom import Headroom, dry_in_s, headroom_of
 from regional_agent.store.connection import KEEPS_ALL, StoreError, StoreUnavailable
+from web.declared_metrics import DeclaredMetrics, gauge
 from web.health import Health, HealthReason, HealthStatus
 
 if TYPE_CHECKING:
@@ -58,17 +58,9 @@ _NO_EPOCH: Mapping[str, AgentFinding] = {
 }
 
 
-class HealthMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._ready = Gauge(
-            "leasehold_ready", "1: the agent can enforce, as /readyz says; also while degraded.", registry=registry
-        )
-        self._reasons = Gauge(
-            "leasehold_health_reason",
-            "1: why the agent is degraded or not ready.",
-            ["code", "severity"],
-            registry=registry,
-        )
+class HealthMetrics(DeclaredMetrics):
+    _ready = gauge("leasehold_ready", "1: the agent can enforce, as /readyz says; also while degraded.")
+    _reasons = gauge("leasehold_health_reason", "1: why the agent is degraded or not ready.", "code", "severity")
 
     def show(self, findings: Iterable[AgentFinding]) -> None:
         findings = list(findings)

@@ -7,25 +7,27 @@ import hashlib
 from collections.abc import Mapping
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from protocol.check import CheckAnswer, cause_of_denial
 from protocol.denials import status_of_answer
 from regional_agent.admission.log_windows import LogWindows
+from web.declared_metrics import DeclaredMetrics, counter
 
 log = structlog.get_logger()
 
 HASH_BYTES = 6
 
 
-class DecisionLog:
+class DecisionLog(DeclaredMetrics):
+    _suppressed = counter(
+        "leasehold_denial_log_lines_suppressed",
+        "Denials that were not logged, because enough of the same reason were.",
+        "reason",
+    )
+
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._suppressed = Counter(
-            "leasehold_denial_log_lines_suppressed",
-            "Denials that were not logged, because enough of the same reason were.",
-            ["reason"],
-            registry=registry,
-        )
+        super().__init__(registry)
         self._windows = LogWindows()
 
     def note(self, subject: Mapping[str, str], answer: CheckAnswer, now_ms: int) -> None:
