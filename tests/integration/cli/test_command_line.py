@@ -74,6 +74,18 @@ def test_errors_are_one_sentence(database: str, arguments: tuple[str, ...], said
     assert said in refused(leasehold(*arguments, LEASEHOLD_MIGRATE_DATABASE_URL=database))
 
 
+def test_the_owners_url_may_be_in_a_file(database: str, tmp_path: Path) -> None:
+    file = tmp_path / "owner-url"
+    file.write_text(database + "\n")
+    in_a_file = {"LEASEHOLD_MIGRATE_DATABASE_URL_FILE": str(file)}
+    assert leasehold("token", "list", "--json", **in_a_file).stdout == "[]\n"
+    assert leasehold("migrate", **in_a_file).exit_code == 0
+    both = refused(leasehold("token", "list", **in_a_file, LEASEHOLD_MIGRATE_DATABASE_URL=database))
+    assert "LEASEHOLD_MIGRATE_DATABASE_URL and LEASEHOLD_MIGRATE_DATABASE_URL_FILE are both set" in both
+    file.unlink()
+    assert "LEASEHOLD_MIGRATE_DATABASE_URL_FILE names" in refused(leasehold("migrate", **in_a_file))
+
+
 def test_without_a_database_the_variable_is_named(tmp_path: Path) -> None:
     done = leasehold("token", "list", XDG_STATE_HOME=str(tmp_path))
     assert "LEASEHOLD_MIGRATE_DATABASE_URL is not set" in refused(done)

@@ -1,5 +1,7 @@
 """Some failures of the database are retried, and others are reported as an outage."""
 
+from urllib.parse import urlsplit
+
 import asyncpg
 import pytest
 
@@ -40,6 +42,18 @@ async def test_a_connection_lost_each_time_is_an_outage(database: str, error: Ex
     async with open_database(database, 1) as engine:
         with pytest.raises(DatabaseUnavailable):
             await engine.run(ask)
+
+
+async def test_each_connection_uses_the_url_as_it_is_then(database: str) -> None:
+    """A password in a file is changed while a coordinator runs."""
+    parts = urlsplit(database)
+    outdated = parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":outdated@")).geturl()
+    urls = [outdated]
+    async with open_database(lambda: urls[-1], 1) as engine:
+        with pytest.raises(DatabaseUnavailable):
+            await engine.read(lambda connection: connection.fetchval("SELECT 7"))
+        urls.append(database)
+        assert await engine.read(lambda connection: connection.fetchval("SELECT 7")) == 7
 
 
 @pytest.mark.parametrize(("lock_timeout_ms", "attempts"), [(50, 1), (None, ATTEMPTS)])
