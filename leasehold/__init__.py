@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from leasehold.client.agent_protocol import AgentUnavailable as AgentUnavailable
     from leasehold.client.agent_protocol import Decision as Decision
     from leasehold.client.agent_protocol import Denied as Denied
+    from leasehold.client.agent_protocol import Explanation as Explanation
     from leasehold.client.agent_protocol import RequestRejected as RequestRejected
     from leasehold.client.agent_protocol import Subject as Subject
     from leasehold.engine import Engine as Engine
@@ -26,6 +27,7 @@ _MODULES = {
     "Decision": "leasehold.client.agent_protocol",
     "Denied": "leasehold.client.agent_protocol",
     "Engine": "leasehold.engine",
+    "Explanation": "leasehold.client.agent_protocol",
     "RequestRejected": "leasehold.client.agent_protocol",
     "Subject": "leasehold.client.agent_protocol",
 }

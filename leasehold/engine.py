@@ -24,6 +24,7 @@ from leasehold.client.agent_protocol import (
     Costs,
     Decision,
     Denied,
+    Explanation,
     HeldUnits,
     RequestRejected,
     Subject,
@@ -105,6 +106,13 @@ class Engine(AsyncLimiter):
         plans = [self._plan_or_refusal(check) for check in checks]
         PendingBatch("", "", partial(resolve, answer)).submit(self.region.admission, plans)
         return results_of(await answer)
+
+    async def explain(self, subject: Subject, *, cost: int | None = None, costs: Costs | None = None) -> Explanation:
+        """Tell for every policy whether it matches a request and, if not, why. Nothing is consumed."""
+        try:
+            return await self.region.explain(_check(subject, cost, costs, None, "peek"))
+        except REFUSALS as refusal:
+            raise _rejection(problem_of(refusal)) from None
 
     def _plan_or_refusal(self, check: Mapping[str, Any]) -> CheckPlan | Exception:
         try:

@@ -28,15 +28,20 @@ from protocol.check import (
     Check,
     CheckAnswer,
     DenialCause,
+    ExplainAnswer,
     Hold,
     HoldAnswer,
     HoldCommit,
     HoldExtension,
     HoldStatus,
     PolicyAnswer,
+    PolicyExplanation,
     Subject,
+    Unmatched,
+    UnmetCondition,
 )
 from protocol.denials import denial_of
+from protocol.limits.subjects import fields_of
 from protocol.problems import PROBLEMS
 
 T = TypeVar("T")
@@ -71,6 +76,24 @@ class Rule(msgspec.Struct):
             reset_ms=0,
             retry_after_ms=self.retry_after_ms if is_denied else 0,
             reason=self.reason if is_denied else None,
+        )
+
+    def explain(self, check: Check) -> PolicyExplanation:
+        found = {name: getattr(check.subject, name) for name in self.subject}
+        unmet = [
+            UnmetCondition(f"match.{name}", value, found[name])
+            for name, value in self.subject.items()
+            if found[name] != value
+        ]
+        return PolicyExplanation(
+            policy=self.policy,
+            quota=self.policy,
+            matches=not unmet,
+            shadow=False,
+            cost=(check.costs or NO_COSTS).get(self.policy, check.cost or 1),
+            unmet=unmet,
+            key=f"{self.policy}:",
+            invalid=None,
         )
 
     def give_back(self, units: int) -> None:
@@ -143,6 +166,8 @@ class FakeAgent:
         if call.path == "/v1/check:batch":
             checks = msgspec.json.decode(call.body, type=RawChecks).checks
             return _response(200, BatchAnswer(items=[_item(self._check(check)) for check in checks]))
+        if call.path == "/v1/explain":
+            return _response(200, self._explain(msgspec.json.decode(call.body, type=Check)))
         if call.path == "/v1/holds":
             return self._hold(msgspec.json.decode(call.body, type=Hold))
         hold_id, _, action = call.path.rpartition("/")[2].partition(":")
@@ -158,6 +183,18 @@ class FakeAgent:
             return _problem("invalid-request", str(error))
         self.checks.append(check)
         return self._decide(check, check.cost or 1, None)
+
+    def _explain(self, check: Check) -> ExplainAnswer:
+        """Explain the rules as policies that match the fields which they name."""
+        return ExplainAnswer(
+            subject=fields_of(check.subject),
+            route_class="*",
+            plan=None,
+            unmatched=None if any(rule.applies_to(check.subject) for rule in self._rules) else Unmatched.ALLOW,
+            policies=[rule.explain(check) for rule in self._rules],
+            policy_version=1,
+            blocked_by=None,
+        )
 
     def _hold(self, hold: Hold) -> Response:
         if hold.units is None and not hold.costs:

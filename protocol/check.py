@@ -55,6 +55,14 @@ class BlockField(StrEnum):
     IP = "ip"
 
 
+class Unmatched(StrEnum):
+    """What is answered to a request that no enforced policy matches."""
+
+    ALLOW = "allow"
+    WARN = "warn"  # allow it, with a field, a header and a line in the log
+    DENY = "deny"
+
+
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +188,40 @@ class HoldStatus(Struct, frozen=True, kw_only=True):
     committed: int
     expires_in_ms: int
     quotas: list[HeldQuota] = []
+
+
+class UnmetCondition(Struct, frozen=True):
+    """A condition of a policy that a request does not meet."""
+
+    condition: str  # such as `match.route`
+    wanted: Any  # as the document has it
+    found: str | None  # of the request, normalised; null if it has no such field
+
+
+class PolicyExplanation(Struct, frozen=True, kw_only=True):
+    policy: str
+    quota: str
+    matches: bool
+    shadow: bool
+    cost: int  # units that a check takes of the quota: from its `costs`, its `cost`, or else the policy
+    unmet: list[UnmetCondition]
+    key: str | None  # of the quota that the policy counts; null if the request lacks what it counts by
+    invalid: str | None  # why a check that matches is refused: a field is missing, or cannot be part of a key
+
+
+class RequestExplanation(Struct, frozen=True, kw_only=True):
+    subject: dict[str, str]  # normalised; a label is a field such as `labels.model`
+    route_class: str
+    plan: str | None
+    unmatched: Unmatched | None  # what the document says of a request that no enforced policy matches
+    policies: list[PolicyExplanation]
+
+
+class ExplainAnswer(RequestExplanation, frozen=True, kw_only=True):
+    """For each policy of the document, in its order: does it match, and if not, which conditions are not met."""
+
+    policy_version: int
+    blocked_by: BlockField | None  # the field of the block that denies the request, before any policy
 
 
 class Denial(CheckAnswer, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ import structlog
 from msgspec.structs import replace
 
 from protocol.blocks import BlockList
-from protocol.check import Check
+from protocol.check import Check, ExplainAnswer
 from protocol.circuit_breaker import BreakerState
 from protocol.clock import Clock
 from protocol.diagnosis.checks import UnknownSetting
@@ -20,7 +20,7 @@ from protocol.limits.document import PolicyBundle
 from protocol.messages import ResetBatch, Versions
 from regional_agent.admission.blocks import Blocks
 from regional_agent.admission.engine import Admission
-from regional_agent.admission.explain import ExplainAnswer, explain_check
+from regional_agent.admission.explain import explain_check
 from regional_agent.admission.holds import Holds
 from regional_agent.admission.key_states import KeyStates
 from regional_agent.admission.policies import Policies, edges_ms

@@ -26,6 +26,9 @@ type Subject = api.Subject
 // Check is a request to decide whether something may happen now. Without an OperationID the client makes one.
 type Check = api.Check
 
+// Explanation says for every policy whether it matches a request, and why not.
+type Explanation = api.ExplainAnswer
+
 // HoldRequest reserves Units for work whose cost is not known yet. Without a TTLMs it lasts a minute.
 type HoldRequest = api.Hold
 
@@ -80,6 +83,18 @@ func (c *Client) CheckBatch(ctx context.Context, checks []Check) ([]Result, erro
 		return results, nil
 	}
 	return resultsOf(response)
+}
+
+// Explain tells for every policy whether it matches a check and, if not, why. Nothing is consumed. While the agent is away
+// the error is an *UnavailableError, whatever the failure mode.
+func (c *Client) Explain(ctx context.Context, check Check) (Explanation, error) {
+	response, err := c.api.Explain(ctx, check)
+	if err != nil {
+		return Explanation{}, unwrapURLError(err)
+	}
+	var explanation Explanation
+	err = decode(response, &explanation)
+	return explanation, err
 }
 
 // Wait repeats a check when the denials say so, until it is allowed, can never pass, or the context would end before the

@@ -134,6 +134,25 @@ func TestAHoldIsCommittedOrReleased(t *testing.T) {
 	}
 }
 
+func TestACheckIsExplained(t *testing.T) {
+	client := connect(t, agent(t), leasehold.Options{})
+	check := leasehold.Check{Subject: export(t), Costs: map[string]int64{"exports": 9}}
+	explanation, err := client.Explain(t.Context(), check)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, policy := range explanation.Policies {
+		if policy.Policy == "export" && (!policy.Matches || policy.Cost != 9 || len(policy.Unmet) != 0) {
+			t.Fatalf("%+v", policy)
+		}
+	}
+	check.Subject.Route = "/v1/nothing"
+	explanation, err = client.Explain(t.Context(), check)
+	if err != nil || explanation.Policies[0].Matches || explanation.Policies[0].Unmet[0].Condition != "match.route" {
+		t.Fatalf("%+v, %v", explanation, err)
+	}
+}
+
 func TestWaitReturnsWhatCannotPassInTime(t *testing.T) {
 	client := connect(t, agent(t), leasehold.Options{})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

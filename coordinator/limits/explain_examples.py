@@ -6,8 +6,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from coordinator.database.connection import Connection
+from protocol.check import RequestExplanation
 from protocol.limits.document import LimitsDocument
-from protocol.limits.explain import Explainer, RequestExplanation
+from protocol.limits.explain import Explainer
 from protocol.limits.subjects import fields_of
 
 

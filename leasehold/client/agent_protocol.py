@@ -18,13 +18,14 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from protocol.backoff import Backoff
-from protocol.check import BatchAnswer, CheckAnswer, DenialCause, Mode, PolicyAnswer, cause_of_denial
+from protocol.check import BatchAnswer, CheckAnswer, DenialCause, ExplainAnswer, Mode, PolicyAnswer, cause_of_denial
 from protocol.circuit_breaker import CircuitBreaker
 
 T = TypeVar("T")
 Subject = Mapping[str, str | Mapping[str, str]]  # only `labels` is a mapping
 Costs = Mapping[str, int]  # units by the name of a quota
 OnFailure = Literal["closed", "open", "raise"]
+Explanation = ExplainAnswer
 
 LONGEST_PAUSE_S = 60.0
 FIRST_PAUSE_S = 0.05
@@ -187,6 +188,13 @@ class AgentProtocol:
             return results_of(self._decode(response, BatchAnswer))
         except AgentUnavailable as error:
             return [self._decide_without_agent(error) for _ in checks]
+
+    def explain(self, subject: Subject, *, cost: int | None, costs: Costs | None) -> Steps[Explanation]:
+        """Ask for an explanation. No failure mode can make one: a failure is raised."""
+        response = yield from self._call("POST", "/v1/explain", _check_body(subject, cost=cost, costs=costs), True)
+        if response.status >= 400:
+            raise _rejection(response)
+        return self._decode(response, Explanation)
 
     def hold(
         self, subject: Subject, *, units: int | None, costs: Costs | None = None, ttl_ms: int, operation_id: str

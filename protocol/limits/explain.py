@@ -4,13 +4,20 @@ This reads the document line by line, with the parts that an agent's tables are 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
-
-from msgspec import Struct
+from typing import NamedTuple
 
 from protocol.addresses import Network, parse_network
+from protocol.check import NO_COSTS, PolicyExplanation, RequestExplanation, UnmetCondition
 from protocol.identifiers import quota_key
-from protocol.limits.document import LABEL_PREFIX, LimitsDocument, PolicySpec, Unmatched, as_list
+from protocol.limits.document import (
+    LABEL_PREFIX,
+    OTHER_CLASSES,
+    Costs,
+    LimitsDocument,
+    PolicySpec,
+    as_list,
+    costs_of,
+)
 from protocol.limits.route_table import Routes
 from protocol.limits.routes import RouteNormalizer
 from protocol.limits.subjects import (
@@ -25,43 +32,20 @@ from protocol.limits.subjects import (
 )
 
 
-class UnmetCondition(Struct, frozen=True):
-    """A condition of a policy that a request does not meet."""
-
-    condition: str  # such as `match.route`
-    wanted: Any  # as the document has it
-    found: str | None  # of the request, normalised; null if it has no such field
-
-
-class PolicyExplanation(Struct, frozen=True, kw_only=True):
-    policy: str
-    quota: str
-    matches: bool
-    shadow: bool
-    unmet: list[UnmetCondition]
-    key: str | None  # of the quota that the policy counts; null if the request lacks what it counts by
-    invalid: str | None  # why a check that matches is refused: a field is missing, or cannot be part of a key
-
-
-class RequestExplanation(Struct, frozen=True, kw_only=True):
-    subject: dict[str, str]  # normalised; a label is a field such as `labels.model`
-    route_class: str
-    plan: str | None
-    unmatched: Unmatched | None  # what the document says of a request that no enforced policy matches
-    policies: list[PolicyExplanation]
-
-
 class _Request(NamedTuple):
     subject: Mapping[str, str]
     match_form: str
     route_class: str
     plan: str | None
+    cost: int | None
+    costs: Mapping[str, int]  # by quota
 
 
 class _Policy(NamedTuple):
     spec: PolicySpec
     routes: Routes[None]  # its only route
     networks: Sequence[Network]
+    costs: Costs  # by route class
 
 
 class Explainer:
@@ -76,12 +60,15 @@ class Explainer:
                 policy,
                 Routes([(self._normalizer.pattern(policy.match.route), None)]),
                 [parse_network(text) for text in as_list(policy.match.ip)],
+                costs_of(document, policy),
             )
             for policy in document.policies
         ]
 
-    def explain(self, subject: Mapping[str, str], plan: str | None) -> RequestExplanation:
-        """Explain a request of a tenant on this plan."""
+    def explain(
+        self, subject: Mapping[str, str], plan: str | None, cost: int | None = None, costs: Mapping[str, int] = NO_COSTS
+    ) -> RequestExplanation:
+        """Explain a request of a tenant on this plan. `cost` and `costs` are those of a check."""
         normal = dict(subject)
         if "route" in normal:
             normal["route"] = self._normalizer.normalize(normal["route"])
@@ -89,7 +76,7 @@ class Explainer:
             normal["method"] = normal["method"].upper()
         match_form = self._normalizer.match_form(normal.get("route", ""))
         route_class = self._classes.of(match_form, normal.get("method", ""))
-        request = _Request(normal, match_form, route_class, plan)
+        request = _Request(normal, match_form, route_class, plan, cost, costs)
         policies = [_explain_policy(policy, request) for policy in self._policies]
         has_enforced = any(each.matches and not each.shadow for each in policies)
         return RequestExplanation(
@@ -108,10 +95,17 @@ def _explain_policy(policy: _Policy, request: _Request) -> PolicyExplanation:
         quota=policy.spec.quota,
         matches=not unmet,
         shadow=policy.spec.shadow,
+        cost=_cost_of(policy, request),
         unmet=unmet,
         key=key,
         invalid=invalid,
     )
+
+
+def _cost_of(policy: _Policy, request: _Request) -> int:
+    of_policy = policy.costs.get(request.route_class) or policy.costs[OTHER_CLASSES]
+    given = request.costs.get(policy.spec.quota, request.cost)
+    return of_policy if given is None else given
 
 
 def _unmet(policy: _Policy, request: _Request) -> Iterator[UnmetCondition]:

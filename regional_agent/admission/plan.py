@@ -66,9 +66,8 @@ def plan_blocked(check: Check, subject: Subject, blocked: Blocked) -> CheckPlan:
 def plan_request(policies: Policies, check: Check, subject: Subject, adjust_ceiling: int) -> CheckPlan:
     """Raises InvalidField, UnknownSubjectField, InvalidAddress, InvalidSubjectValue or AboveCeiling."""
     costs = check.costs or NO_COSTS
-    for name in costs:
-        if name not in policies.quotas:
-            raise InvalidField(f"costs.{name}", "known", f"there is no quota {name!r}")
+    if costs:
+        refuse_unknown_quotas(policies, costs)
     policy_charges = policies.charges_for(subject, check.cost, costs)
     if check.mode == "adjust":
         _refuse_above_ceiling(policy_charges, adjust_ceiling, costs)
@@ -84,6 +83,13 @@ def plan_request(policies: Policies, check: Check, subject: Subject, adjust_ceil
     if any(not policy.is_shadow for policy in unlimited):
         return CheckPlan(subject, policy_charges, request, unlimited)
     return CheckPlan(subject, policy_charges, request, unlimited, unmatched=policies.unmatched(subject))
+
+
+def refuse_unknown_quotas(policies: Policies, costs: Mapping[str, int]) -> None:
+    """Raise InvalidField for a quota that the document does not have."""
+    for name in costs:
+        if name not in policies.quotas:
+            raise InvalidField(f"costs.{name}", "known", f"there is no quota {name!r}")
 
 
 def require_no_slots(plan: CheckPlan, mode: str) -> None:

@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from protocol.addresses import Network, parse_network
-from protocol.check import NO_COSTS, Hold
+from protocol.check import NO_COSTS, Hold, RequestExplanation, Unmatched
 from protocol.clock import SystemClock
 from protocol.identifiers import (
     ESCAPE,
@@ -46,7 +46,6 @@ from protocol.limits.document import (
     Quota,
     RateQuota,
     SharedQuota,
-    Unmatched,
     as_list,
     costs_of,
     is_label,
@@ -56,7 +55,7 @@ from protocol.limits.document import (
     sharing_of,
     slot_ttl_ms,
 )
-from protocol.limits.explain import Explainer, RequestExplanation
+from protocol.limits.explain import Explainer
 from protocol.limits.rates import SLICED, Rate, Sharing, base_rate, base_slots, parse_duration_ms, parse_rate, share_of
 from protocol.limits.route_table import Routes
 from protocol.limits.routes import RouteNormalizer
@@ -312,9 +311,11 @@ class Policies:
         answer = self._bundle.document.unmatched
         return UnmatchedRequest(answer, match.route_class, subject.get("route", ""), subject.get("method", ""))
 
-    def explain(self, subject: Subject) -> RequestExplanation:
+    def explain(
+        self, subject: Subject, cost: int | None = None, costs: Mapping[str, int] = NO_COSTS
+    ) -> RequestExplanation:
         """Return for each policy whether it matches, and if not, why. It is slow, and uses none of the tables."""
-        return Explainer(self._bundle.document).explain(subject, self._plan_of(subject))
+        return Explainer(self._bundle.document).explain(subject, self._plan_of(subject), cost, costs)
 
     def _charge(
         self, policy: CompiledPolicy, subject: Subject, route_class: str, plan: str | None, cost: int | None

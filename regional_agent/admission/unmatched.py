@@ -3,9 +3,8 @@
 import structlog
 from msgspec.structs import replace
 
-from protocol.check import CheckAnswer
+from protocol.check import CheckAnswer, Unmatched
 from protocol.clock import Clock
-from protocol.limits.document import Unmatched
 from regional_agent.admission.answers import Verdict, answer_of
 from regional_agent.admission.log_windows import LogWindows
 from regional_agent.admission.plan import CheckPlan

@@ -11,6 +11,7 @@ from protocol.check import (
     Check,
     CheckAnswer,
     CheckBatch,
+    ExplainAnswer,
     Hold,
     HoldAnswer,
     HoldCommit,
@@ -20,7 +21,7 @@ from protocol.check import (
     Subject,
 )
 from regional_agent.admission.engine import NoPoliciesYet, resolve
-from regional_agent.admission.explain import ExplainAnswer
+from regional_agent.admission.plan import InvalidField
 from regional_agent.agent import RegionalAgent
 from regional_agent.http.batch import PendingBatch, authorize, plan_batch_item
 from regional_agent.http.callers import CallerRules, adjust_forbidden
@@ -121,7 +122,7 @@ async def explain(request: Request, region: TheRegion) -> Response:
     body = await read_body(request, Check)
     try:
         return reply(await region.explain(body))
-    except NoPoliciesYet as refusal:
+    except (NoPoliciesYet, InvalidField) as refusal:
         raise problem_of(refusal) from None
 
 

@@ -39,6 +39,8 @@ def block() -> list[str]:
     for result in client.check_batch([{"subject": subject_of("acme")}]):
         if isinstance(result, RequestRejected):
             rejected.append(result)
+    explained = client.explain(subject_of("acme"), costs={"exports": 9})
+    matching: list[str] = [each.policy for each in explained.policies if each.matches]
     held = client.hold(subject_of("acme"), units=4, operation_id="b")
     client.extend(held, 1000)
     with client.holding(subject_of("acme"), units=4) as hold:
@@ -47,6 +49,7 @@ def block() -> list[str]:
     return [
         f"{retry_ms}",
         *headers,
+        *matching,
         *(f"{each.status}" for each in rejected),
         *(each.policy for each in decision.policies),
     ]

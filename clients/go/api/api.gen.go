@@ -247,6 +247,27 @@ func (e PolicyAnswerDegraded) Valid() bool {
 	}
 }
 
+// Defines values for Unmatched.
+const (
+	UnmatchedAllow Unmatched = "allow"
+	UnmatchedDeny  Unmatched = "deny"
+	UnmatchedWarn  Unmatched = "warn"
+)
+
+// Valid indicates whether the value is a known member of the Unmatched enum.
+func (e Unmatched) Valid() bool {
+	switch e {
+	case UnmatchedAllow:
+		return true
+	case UnmatchedDeny:
+		return true
+	case UnmatchedWarn:
+		return true
+	default:
+		return false
+	}
+}
+
 // BatchAnswer One item for each check, in order.
 type BatchAnswer struct {
 	Items []BatchItem `json:"items"`
@@ -347,6 +368,17 @@ type CheckBatch struct {
 // DenialCause Why a policy denies a request, in the words that services, metrics and logs see.
 type DenialCause string
 
+// ExplainAnswer For each policy of the document, in its order: does it match, and if not, which conditions are not met.
+type ExplainAnswer struct {
+	BlockedBy     *BlockField         `json:"blocked_by"`
+	Plan          *string             `json:"plan"`
+	Policies      []PolicyExplanation `json:"policies"`
+	PolicyVersion int64               `json:"policy_version"`
+	RouteClass    string              `json:"route_class"`
+	Subject       map[string]string   `json:"subject"`
+	Unmatched     *Unmatched          `json:"unmatched"`
+}
+
 // HeldQuota What a hold has set aside of one quota, and what was committed of it.
 type HeldQuota struct {
 	Committed int64  `json:"committed"`
@@ -432,6 +464,18 @@ type PolicyAnswer struct {
 // PolicyAnswerDegraded defines model for PolicyAnswer.Degraded.
 type PolicyAnswerDegraded string
 
+// PolicyExplanation defines model for PolicyExplanation.
+type PolicyExplanation struct {
+	Cost    int64            `json:"cost"`
+	Invalid *string          `json:"invalid"`
+	Key     *string          `json:"key"`
+	Matches bool             `json:"matches"`
+	Policy  string           `json:"policy"`
+	Quota   string           `json:"quota"`
+	Shadow  bool             `json:"shadow"`
+	Unmet   []UnmetCondition `json:"unmet"`
+}
+
 // Problem A refusal, as RFC 9457 describes it.
 type Problem struct {
 	// Detail What happened, and what to do.
@@ -475,11 +519,24 @@ type Subject struct {
 	User   string            `json:"user,omitempty"`
 }
 
+// Unmatched What is answered to a request that no enforced policy matches.
+type Unmatched string
+
+// UnmetCondition A condition of a policy that a request does not meet.
+type UnmetCondition struct {
+	Condition string      `json:"condition"`
+	Found     *string     `json:"found"`
+	Wanted    interface{} `json:"wanted"`
+}
+
 // CheckJSONRequestBody defines body for Check for application/json ContentType.
 type CheckJSONRequestBody = Check
 
 // CheckBatchJSONRequestBody defines body for CheckBatch for application/json ContentType.
 type CheckBatchJSONRequestBody = CheckBatch
+
+// ExplainJSONRequestBody defines body for Explain for application/json ContentType.
+type ExplainJSONRequestBody = Check
 
 // CreateHoldJSONRequestBody defines body for CreateHold for application/json ContentType.
 type CreateHoldJSONRequestBody = Hold
@@ -606,6 +663,24 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /v1/check:batch (the `CheckBatch` operationId).
 	CheckBatch(ctx context.Context, body CheckBatchJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ExplainWithBody Explain
+	//
+	// Return for every policy whether it matches a check and, if not, why. Nothing is consumed.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /v1/explain (the `Explain` operationId).
+	ExplainWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// Explain Explain
+	//
+	// Return for every policy whether it matches a check and, if not, why. Nothing is consumed.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /v1/explain (the `Explain` operationId).
+	Explain(ctx context.Context, body ExplainJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// CreateHoldWithBody Create hold
 	//
@@ -757,6 +832,44 @@ func (c *Client) CheckBatchWithBody(ctx context.Context, contentType string, bod
 // Corresponds with POST /v1/check:batch (the `CheckBatch` operationId).
 func (c *Client) CheckBatch(ctx context.Context, body CheckBatchJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewCheckBatchRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ExplainWithBody Explain
+//
+// Return for every policy whether it matches a check and, if not, why. Nothing is consumed.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /v1/explain (the `Explain` operationId).
+func (c *Client) ExplainWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewExplainRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// Explain Explain
+//
+// Return for every policy whether it matches a check and, if not, why. Nothing is consumed.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /v1/explain (the `Explain` operationId).
+func (c *Client) Explain(ctx context.Context, body ExplainJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewExplainRequest(c.Server, body)
 	if err != nil {
 		return nil, err
 	}
@@ -997,6 +1110,46 @@ func NewCheckBatchRequestWithBody(server string, contentType string, body io.Rea
 	}
 
 	operationPath := fmt.Sprintf("/v1/check:batch")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewExplainRequest calls the generic Explain builder with application/json body
+func NewExplainRequest(server string, body ExplainJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewExplainRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewExplainRequestWithBody constructs an http.Request for the Explain method, with any body, and a specified content type
+func NewExplainRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/v1/explain")
 	if operationPath[0] == '/' {
 		operationPath = "." + operationPath
 	}

@@ -566,6 +566,8 @@ export interface components {
         };
         /** PolicyExplanation */
         PolicyExplanation: {
+            /** Format: int64 */
+            cost: number;
             invalid: string | null;
             key: string | null;
             matches: boolean;

@@ -21,6 +21,8 @@ export type Check = Omit<Schemas["Check"], "mode"> & { mode?: Schemas["Check"]["
 /** Units to reserve for work whose cost is not known yet; for a minute, unless `ttl_ms` says otherwise. */
 export type HoldRequest = Pick<Schemas["Hold"], "subject"> & Partial<Schemas["Hold"]>;
 export type PolicyAnswer = Schemas["PolicyAnswer"];
+/** For every policy whether it matches a request, and why not. */
+export type Explanation = Schemas["ExplainAnswer"];
 
 interface CallOptions {
   /** Ends the call, which then throws the signal's reason. */
@@ -66,6 +68,16 @@ export class Client {
       const decision = decideWithoutAgent(this.#onFailure, error);
       return checks.map(() => decision);
     }
+  }
+
+  /** Tell for every policy whether it matches a check and, if not, why. A failure is thrown whatever `onFailure` says. */
+  async explain(check: Check, { signal }: CallOptions = {}): Promise<Explanation> {
+    const body = { mode: "enforce" as const, ...check };
+    const { data, error, response } = await this.#calls.POST("/v1/explain", { body, signal });
+    if (data === undefined) {
+      throw rejectionOf(response.status, error);
+    }
+    return data;
   }
 
   /**

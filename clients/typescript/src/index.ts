@@ -10,7 +10,7 @@
  * one. So a call whose answer was lost is charged once. While the agent is away `onFailure` answers.
  */
 
-export type { Check, HoldRequest, PolicyAnswer, Subject } from "./client.js";
+export type { Check, Explanation, HoldRequest, PolicyAnswer, Subject } from "./client.js";
 export { Client, Hold } from "./client.js";
 export type { Decision, OnFailure, Problem } from "./decision.js";
 export { AgentUnavailable, Denied, RequestRejected } from "./decision.js";

@@ -56,6 +56,16 @@ test("a hold is committed or released", { skip }, async () => {
   assert.ok((await client.check({ subject: subject("hold"), cost: 75 })).allowed);
 });
 
+test("a check is explained", { skip }, async () => {
+  const client = new Client(url);
+  const check = { subject: subject("explain"), costs: { exports: 9 } };
+  const { policies } = await client.explain(check);
+  const found = policies.find((each) => each.policy === "export");
+  assert.deepEqual([found?.matches, found?.cost, found?.unmet], [true, 9, []]);
+  const other = await client.explain({ subject: { ...check.subject, route: "/v1/nothing" } });
+  assert.equal(other.policies.find((each) => each.policy === "export")?.unmet[0]?.condition, "match.route");
+});
+
 test("wait returns what cannot pass in time", { skip }, async () => {
   const client = new Client(url);
   const allowed: boolean[] = [];

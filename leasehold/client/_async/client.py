@@ -12,6 +12,7 @@ from leasehold.client.agent_protocol import (
     Call,
     Costs,
     Decision,
+    Explanation,
     HeldUnits,
     OnFailure,
     RequestRejected,
@@ -82,6 +83,13 @@ class AsyncClient(AsyncLimiter):
         may have been charged, and the caller has to see them.
         """
         return await self._run(self._protocol.check_batch(checks))
+
+    async def explain(self, subject: Subject, *, cost: int | None = None, costs: Costs | None = None) -> Explanation:
+        """Tell for every policy whether it matches a request and, if not, why (`POST /v1/explain`). Consume nothing.
+
+        AgentUnavailable is raised whatever `on_failure` says.
+        """
+        return await self._run(self._protocol.explain(subject, cost=cost, costs=costs))
 
     async def hold(
         self,

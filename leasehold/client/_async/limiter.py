@@ -17,6 +17,7 @@ from leasehold.client.agent_protocol import (
     Costs,
     Decision,
     Denied,
+    Explanation,
     HeldUnits,
     Patience,
     RequestRejected,
@@ -55,6 +56,10 @@ class AsyncLimiter(ABC):
         If one check is rejected, its place in the result has the `RequestRejected`, which is not raised: others may
         have been charged, and the caller has to see them.
         """
+
+    @abstractmethod
+    async def explain(self, subject: Subject, *, cost: int | None = None, costs: Costs | None = None) -> Explanation:
+        """Tell for every policy whether it matches a request and, if not, why. Nothing is consumed."""
 
     async def wait(
         self,

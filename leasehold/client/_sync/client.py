@@ -13,6 +13,7 @@ from leasehold.client.agent_protocol import (
     Call,
     Costs,
     Decision,
+    Explanation,
     HeldUnits,
     OnFailure,
     RequestRejected,
@@ -81,6 +82,13 @@ class Client(Limiter):
         may have been charged, and the caller has to see them.
         """
         return self._run(self._protocol.check_batch(checks))
+
+    def explain(self, subject: Subject, *, cost: int | None = None, costs: Costs | None = None) -> Explanation:
+        """Tell for every policy whether it matches a request and, if not, why (`POST /v1/explain`). Consume nothing.
+
+        AgentUnavailable is raised whatever `on_failure` says.
+        """
+        return self._run(self._protocol.explain(subject, cost=cost, costs=costs))
 
     def hold(
         self,

@@ -18,6 +18,7 @@ from leasehold.client.agent_protocol import (
     Costs,
     Decision,
     Denied,
+    Explanation,
     HeldUnits,
     Patience,
     RequestRejected,
@@ -56,6 +57,10 @@ class Limiter(ABC):
         If one check is rejected, its place in the result has the `RequestRejected`, which is not raised: others may
         have been charged, and the caller has to see them.
         """
+
+    @abstractmethod
+    def explain(self, subject: Subject, *, cost: int | None = None, costs: Costs | None = None) -> Explanation:
+        """Tell for every policy whether it matches a request and, if not, why. Nothing is consumed."""
 
     def wait(
         self,

@@ -110,6 +110,19 @@ def _fails_in_a_hold(client: Client) -> None:
         raise ZeroDivisionError
 
 
+async def test_a_check_is_explained(world: World) -> None:
+    async with served_agent(world) as url:
+        async with AsyncClient(url) as client:
+            found = await client.explain(EXPORT, cost=5, costs={"exports": 9})
+            assert {each.policy: (each.matches, each.cost) for each in found.policies}["export"] == (True, 9)
+            with pytest.raises(RequestRejected):
+                await client.explain(EXPORT, costs={"exprots": 9})
+        with Client(url) as blocking:
+            assert await asyncio.to_thread(blocking.explain, EXPORT, cost=5, costs={"exports": 9}) == found
+    with pytest.raises(AgentUnavailable):
+        await AsyncClient(url, on_failure="open").explain(EXPORT)
+
+
 async def test_a_batch_is_answered_in_order(world: World) -> None:
     async with served_agent(world) as url, AsyncClient(url) as client:
         lines: list[dict[str, Any]] = [{"subject": EXPORT, "cost": cost} for cost in (60, 60, 40)]

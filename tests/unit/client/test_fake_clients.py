@@ -40,6 +40,20 @@ def test_rules_deny_what_they_match() -> None:
         client.hold(EXPORT, units=1, operation_id="a")
 
 
+def test_rules_are_explained_like_policies() -> None:
+    client = FakeClient()
+    client.agent.limit(3, policy="export", route="/v1/exports")
+    client.agent.deny(policy="chat", tenant="acme", route="/v1/chat")
+    found = client.explain(EXPORT, cost=2, costs={"chat": 900})
+    assert [(each.policy, each.matches, each.cost) for each in found.policies] == [
+        ("export", True, 2),
+        ("chat", False, 900),
+    ]
+    assert [(each.condition, each.wanted) for each in found.policies[1].unmet] == [("match.route", "/v1/chat")]
+    assert client.explain({"tenant": "globex"}).unmatched == "allow"
+    assert client.agent.checks == [], "nothing was checked"
+
+
 def test_a_limit_is_spent_by_checks_and_holds_all_or_none() -> None:
     client = FakeClient()
     client.agent.limit(3, route="/v1/exports")

@@ -34,10 +34,25 @@ async def put(world: World, **more: Any) -> None:
     assert (await world.admin.put("/v1/limits", json=DOCUMENT | MORE | more)).is_success
 
 
-async def explained(agent: Agent, subject: dict[str, Any]) -> dict[str, Any]:
-    answer = await agent.http.post("/v1/explain", json={"subject": subject})
+async def explained(agent: Agent, subject: dict[str, Any], **check: Any) -> dict[str, Any]:
+    answer = await agent.http.post("/v1/explain", json={"subject": subject, **check})
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
+
+
+async def test_each_policy_says_what_the_check_costs(world: World) -> None:
+    await put(world)
+    agent = await world.agent()
+
+    async def costs(**check: Any) -> dict[str, int]:
+        found = (await explained(agent, CHAT, **check))["policies"]
+        return {each["policy"]: each["cost"] for each in found if each["policy"] in ("chat", "export", "person")}
+
+    assert await costs() == {"chat": 1, "export": 1, "person": 1}
+    assert await costs(cost=3) == {"chat": 3, "export": 3, "person": 3}
+    assert await costs(cost=3, costs={"api": 900}) == {"chat": 900, "export": 3, "person": 3}
+    refused = await agent.http.post("/v1/explain", json={"subject": CHAT, "costs": {"apy": 1}})
+    assert (refused.status_code, refused.json()["invalid_parameters"][0]["field"]) == (422, "costs.apy")
 
 
 async def test_each_policy_says_whether_it_matches_and_which_conditions_fail(world: World) -> None:
