@@ -13,6 +13,7 @@ from coordinator.health.metrics import LedgerMetrics
 from coordinator.notice import Notice
 from coordinator.webhooks.deliveries import AttemptResult
 from migrations.revisions import known_revisions
+from protocol.limits.usage_labels import LABELS, OTHER_LABELS
 from protocol.messages import ExchangeResponse
 from web.declared_metrics import DeclaredMetrics, counter, gauge, histogram
 from web.metrics import describe_process, release
@@ -30,6 +31,10 @@ class CoordinatorMetrics(DeclaredMetrics):
         buckets=_BUCKETS_S,
     )
     lines = counter(f"{_PREFIX}usage_lines_booked", "Usage lines booked.")
+    other_labels = counter(
+        f"{_PREFIX}usage_lines_with_other_labels",
+        "Usage lines whose labels were replaced by *, because they are too long or the quota key has too many of them.",
+    )
     consumed = counter(f"{_PREFIX}consumed_units", "Units booked as consumed.")
     grants = counter(f"{_PREFIX}grants", "Grants to leases.")
     granted = counter(f"{_PREFIX}granted_units", "Units granted to leases.")
@@ -123,6 +128,8 @@ class CoordinatorMetrics(DeclaredMetrics):
         units: dict[Cause, list[int]] = defaultdict(list)
         for transfer in report.transfers:
             units[transfer.cause].append(transfer.units)
+            if transfer.dimensions and transfer.dimensions.get(LABELS) == OTHER_LABELS:
+                self.other_labels.inc()
         self.lines.inc(len(units[Cause.USAGE]))
         self.consumed.inc(sum(units[Cause.USAGE]))
         self.grants.inc(len(units[Cause.GRANT]))

@@ -31,6 +31,8 @@ PRIVILEGES: Mapping[str, str] = {
     "transfer": "SELECT, INSERT",  # through the partitioned table: partitions are the owner's
     "usage_hour": "SELECT",  # a trigger of `transfer` writes both, as the owner
     "usage_day": "SELECT",
+    "labelled_usage": "SELECT",
+    "label_set": "SELECT, INSERT",
     "quarantine": "SELECT, INSERT",
     "policy_version": "SELECT",
     "limits_version": "SELECT, INSERT",

@@ -57,7 +57,7 @@ async def find_archive_needed(
 
 
 async def usage_hash(connection: Connection, period: str) -> bytes:
-    """Return the hash of the period's hourly and daily usage. It does not depend on the database's collation."""
+    """Return the hash of a period's usage by hours, days and labels. It does not depend on the database's collation."""
     digest = Digest()
     for sql in _USAGE_OF:
         async for row in connection.cursor(sql, period, prefetch=2000):
@@ -78,10 +78,16 @@ AND ($3::text[] IS NULL OR period = ANY ($3)) AND ($4::bigint IS NULL OR last_po
 ORDER BY period LIMIT 1
 """
 _USAGE = """
-SELECT begins_at, quota, name, tenant, region, policy, charge_period, route_class, api_key, degraded, counted_as, units
+SELECT begins_at, quota, name, tenant, region, policy, charge_period, route_class, api_key, degraded, counted_as,
+    {labels}units
 FROM {table} WHERE period = $1
 ORDER BY begins_at, quota COLLATE "C", tenant COLLATE "C", region COLLATE "C", policy COLLATE "C",
     charge_period COLLATE "C", route_class COLLATE "C", api_key COLLATE "C", degraded COLLATE "C",
-    counted_as COLLATE "C"
+    counted_as COLLATE "C"{by_labels}
 """
-_USAGE_OF = [_USAGE.replace("{table}", table) for table in ("usage_hour", "usage_day")]
+# Usage without labels is not in the last one: so the hash of an archive is what it was before there were labels.
+_USAGE_OF = [
+    _USAGE.format(table="usage_hour", labels="", by_labels=""),
+    _USAGE.format(table="usage_day", labels="", by_labels=""),
+    _USAGE.format(table="labelled_usage", labels="labels, ", by_labels=', labels COLLATE "C"'),
+]

@@ -41,8 +41,8 @@ def units(names: str) -> "list[Column[int]]":
     return [required(name, BigInteger, server_default=text("0")) for name in names.split()]
 
 
-def usage(name: str) -> Table:
-    """Return a table of usage by hours or days."""
+def usage(name: str, *more: "Column[Any]") -> Table:
+    """Return a table of usage by hours or days, and by further columns."""
     by = "tenant begins_at quota period region policy charge_period route_class api_key degraded counted_as"
     return Table(
         name,
@@ -59,8 +59,13 @@ def usage(name: str) -> Table:
         Column("api_key", Text),
         Column("degraded", Text),
         Column("counted_as", Text),
+        *more,
         required("units", BigInteger),
-        UniqueConstraint(*by.split(), name=f"{name}_row_is_unique", postgresql_nulls_not_distinct=True),
+        UniqueConstraint(
+            *(*by.split(), *(each.name for each in more)),
+            name=f"{name}_row_is_unique",
+            postgresql_nulls_not_distinct=True,
+        ),
     )
 
 
@@ -232,6 +237,15 @@ transfer = Table(
 # Usage by the hour and by the day, added up by a trigger of `transfer`.
 usage_hour = usage("usage_hour")
 usage_day = usage("usage_day")
+labelled_usage = usage("labelled_usage", required("labels", Text))
+# The sets of labels that usage of a quota key is told apart by.
+label_set = Table(
+    "label_set",
+    metadata,
+    Column("period", Text, primary_key=True),
+    Column("quota", Text, primary_key=True),
+    Column("labels", Text, primary_key=True),
+)
 
 # --- Corrections ------------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from coordinator.exchange.late_usage import lock_late_usage
 from coordinator.exchange.rules.balances import Key
 from coordinator.exchange.rules.decision import Decided, DecidedExchange, decide
 from coordinator.exchange.rules.granting import LeaseTerms
+from coordinator.exchange.rules.label_sets import reported_label_sets, sets_with_room, with_other_labels
 from coordinator.exchange.rules.locked import (
     Bounds,
     Locked,
@@ -57,6 +58,7 @@ from coordinator.exchange.rules.submissions import (
     wanted_quotas,
 )
 from coordinator.exchange.statements.balances import insert_leases, write_booked, write_corrections
+from coordinator.exchange.statements.label_sets import count_label_sets, insert_label_sets, read_known_label_sets
 from coordinator.exchange.statements.lanes import (
     LaneName,
     LockedLanes,
@@ -155,7 +157,20 @@ async def _lock_pools(context: _Context, exchanges: list[Matched]) -> tuple[list
     pools = without_held(exchanges, pools)
     if missing := needed_pools(exchanges) - pools.keys():
         pools |= await lock_pools(connection, missing, missing)
-    return exchanges, pools
+    return await _bound_labels(connection, exchanges), pools
+
+
+async def _bound_labels(connection: Connection, exchanges: list[Matched]) -> list[Matched]:
+    """Bound the sets of labels of each pool that is locked. Usage without labels reads and writes nothing here."""
+    reported = reported_label_sets(exchanges)
+    if not reported:
+        return exchanges
+    told_apart = await read_known_label_sets(connection, reported)
+    if unknown := [each for each in reported if each not in told_apart]:
+        added = sets_with_room(unknown, await count_label_sets(connection, unknown))
+        await insert_label_sets(connection, added)
+        told_apart.update(added)
+    return with_other_labels(exchanges, told_apart)
 
 
 async def _lock_leases(

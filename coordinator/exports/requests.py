@@ -31,6 +31,7 @@ from coordinator.database.engine import Database
 from coordinator.database.tables import pool, transfer
 from coordinator.exports.rules import ExportFormat, ExportRow, encoded, heading
 from coordinator.usage.read_usage import PLAN_FOR_EACH_QUESTION
+from protocol.limits.usage_labels import LABELS
 
 CHUNK = 5_000  # lines
 STRETCH = 50_000  # transfers that one statement reads
@@ -317,6 +318,7 @@ def _lines(*, of_tenant: bool) -> CompiledStatement:
             *(json_text(line.c.dimensions, name) for name in ("policy", "route_class", "api_key", "degraded")),
             *(line.c[name] for name in ("units", "cause", "epoch", "lane", "seq", "line", "part")),
             func.coalesce(json_text(line.c.dimensions, "counted_as"), constant("included")),
+            json_text(line.c.dimensions, LABELS),
         )
         .join_from(line, pool, and_(pool.c.quota == line.c.quota, pool.c.period == line.c.period))
         .order_by(line.c.id)

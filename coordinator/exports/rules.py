@@ -43,6 +43,7 @@ class ExportRow(NamedTuple):
     line: int | None
     part: int
     counted_as: str
+    labels: str | None
 
 
 _encoder = msgspec.json.Encoder()

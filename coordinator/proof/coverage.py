@@ -65,6 +65,7 @@ COVERAGE: Mapping[str, Proven | NotProven] = {
     ),
     "usage_hour": Proven((ProvenBy.TRANSFERS,)),
     "usage_day": Proven((ProvenBy.TRANSFERS,)),
+    "labelled_usage": Proven((ProvenBy.TRANSFERS,)),
     "period": Proven((ProvenBy.AUDIT, ProvenBy.KEYS)),
     "adjustment": Proven((ProvenBy.AUDIT, ProvenBy.TRANSFERS)),
     "resolution": Proven((ProvenBy.AUDIT,)),
@@ -103,6 +104,7 @@ COVERAGE: Mapping[str, Proven | NotProven] = {
         (ProvenBy.CHAINS, ProvenBy.TRANSFERS), {"cause": "the archive has it: sums are compared by their accounts"}
     ),
     "alembic_version": NotProven("it names the schema; the guards of that schema are compared"),
+    "label_set": NotProven("which labels are told apart from now on; usage has its labels in its transfers"),
     "region": NotProven("weight and status steer grants; each change is in the audit"),
     "quarantine": NotProven("what was not booked, kept for people; what they decide is proven"),
     "region_setting": NotProven(_STEERS),

@@ -125,7 +125,7 @@ def _fault_of_rollup(period: str, differs: Misrolled) -> LedgerFault:
     rows, units = counted(differs.rows, "row"), counted(differs.units, "unit")
     reason = f"{rows} differ from the transfers, by {units} in all"
     key = f"{differs.quota} in {differs.region} from {differs.begins_at:%Y-%m-%dT%H:%MZ}"
-    return LedgerFault(FaultKind.ROLLUP_DIFFERS, reason, period=period, table=f"usage_{differs.rollup}", key=key)
+    return LedgerFault(FaultKind.ROLLUP_DIFFERS, reason, period=period, table=differs.rollup, key=key)
 
 
 # --- the statements ---------------------------------------------------------------------------------------------------
@@ -148,5 +148,6 @@ SELECT source, period, quota FROM (
     SELECT 'pool' AS source, period, quota FROM pool
     UNION ALL SELECT 'usage_hour', period, quota FROM usage_hour
     UNION ALL SELECT 'usage_day', period, quota FROM usage_day
+    UNION ALL SELECT 'labelled_usage', period, quota FROM labelled_usage
 ) AS kept WHERE NOT EXISTS (SELECT FROM period WHERE period.id = kept.period) LIMIT 1
 """

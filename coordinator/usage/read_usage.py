@@ -8,6 +8,9 @@ any other answer counts all.
 Whole hours and days are read from their rollups, which a trigger on the transfers maintains, and the rest from the
 transfers. A rollup is current: for an earlier position, the little that was booked since is subtracted.
 
+A question that names labels reads the hourly usage by labels as well, and subtracts it from what the other rollup has
+of the same usage without its labels.
+
 The coverage of an answer, as of the same position, tells an unknown quota from one without usage, and says how many
 units regions hold that no report has accounted for yet.
 """
@@ -33,6 +36,7 @@ from sqlalchemy import (
     case,
     exists,
     func,
+    null,
     or_,
     select,
     true,
@@ -49,6 +53,7 @@ from coordinator.database.tables import (
     Timestamp,
     archive,
     correction,
+    labelled_usage,
     lease,
     period,
     pool,
@@ -59,12 +64,14 @@ from coordinator.database.tables import (
 )
 from coordinator.proof.seal import Sealed, find_sealed
 from coordinator.usage.rules.usage import OF_LEASES, OF_POOLS, Dimension, StoredUsage, UsageQuestion
+from protocol.limits.document import LABEL_PREFIX, is_label
+from protocol.limits.usage_labels import LABELS, OTHER_LABELS, decode_label, encode_label
 
 
 class UsageRow(Struct, frozen=True):
     start: datetime = field(name="from")
     end: datetime = field(name="to")
-    dimensions: Mapping[Dimension, str | None]  # None: booked without this dimension
+    dimensions: Mapping[str, str | None]  # None: booked without this dimension or label
     units: int
 
 
@@ -114,9 +121,9 @@ async def _first_page(connection: Connection, question: UsageQuestion, sealed: S
     page = await read_usage(connection, question, position, 0, count, last)
     unaccounted = await read_unaccounted(connection, question, position, last)
     is_used = any(row.units for row in page.rows)
-    # No list says which API keys there are, so what a key used is known only from usage.
+    # No list says which API keys and labels there are, so what they used is known only from usage.
     is_known = is_used or unaccounted > 0
-    if not is_known and Dimension.API_KEY not in question.filters:
+    if not is_known and Dimension.API_KEY not in question.filters and not _labels_in(question.filters):
         is_known = await _is_known_by_ledger(connection, question, position, last)
     return UsagePage(page.rows if is_known else [], page.as_of, Coverage(is_known, unaccounted))
 
@@ -140,7 +147,7 @@ async def read_usage(
     position: int = await connection.fetchval(_POSITION) if as_of is None else as_of
     named = {"boundaries": cuts, "start": cuts[0], "end": cuts[-1], "pieces": len(cuts) - 1}
     paged = {"position": position, "last": last, "count": count, "skip": skip}
-    rows = await connection.fetch(*statement.with_values(**named, **paged, **question.filters))
+    rows = await connection.fetch(*statement.with_values(**named, **paged, **_filter_values(question)))
     return UsagePage(_rows(question, rows), position)
 
 
@@ -162,26 +169,42 @@ async def _is_known_by_ledger(
 
 
 def _filters(question: UsageQuestion, of: Collection[Dimension]) -> tuple[Dimension, ...]:
-    return tuple(dimension for dimension in question.filters if dimension in of)
+    return tuple(dimension for dimension in of if dimension in question.filters)
 
 
 def _values(question: UsageQuestion, position: int | None, last: int | None) -> dict[str, Any]:
     start, end = question.boundaries[0], question.boundaries[-1]
-    values = {"start": start, "end": end, "position": position, "last": last}
-    return values | {name.value: wanted for name, wanted in question.filters.items()}
+    return {"start": start, "end": end, "position": position, "last": last, **_filter_values(question)}
+
+
+def _filter_values(question: UsageQuestion) -> dict[str, list[str]]:
+    """Return the values of the filters by the names of their parameters."""
+    return {
+        _parameter_name(name): [encode_label(value) for value in wanted] if is_label(name) else list(wanted)
+        for name, wanted in question.filters.items()
+    }
 
 
 def _rows(question: UsageQuestion, rows: Iterable[asyncpg.Record]) -> list[UsageRow]:
     """Build the rows. There may be very many, of few kinds: rows of one kind share their dimensions."""
     cuts, found = question.boundaries, list[UsageRow]()
-    kinds: dict[tuple[str | None, ...], Mapping[Dimension, str | None]] = {}
+    kinds: dict[tuple[str | None, ...], Mapping[str, str | None]] = {}
     for row in rows:
         bucket, kind, units = row[0], row[1:-1], row[-1]
         dimensions = kinds.get(kind)
         if dimensions is None:
-            dimensions = kinds[kind] = dict(zip(question.group_by, kind, strict=True))
+            named = zip(question.group_by, kind, strict=True)
+            dimensions = kinds[kind] = {name: _shown(name, value) for name, value in named}
         found.append(UsageRow(cuts[bucket - 1], cuts[bucket], dimensions, units))
     return found
+
+
+def _shown(name: str, value: str | None) -> str | None:
+    return decode_label(value) if value and is_label(name) else value
+
+
+def _labels_in(names: Iterable[str]) -> list[str]:
+    return [name for name in names if is_label(name)]
 
 
 # --- the statements ---------------------------------------------------------------------------------------------------
@@ -198,17 +221,32 @@ _IS_USAGE = transfer.c.dst == constant("consumed")
 _HAS_NO_REPORT = transfer.c.seq.is_(None)
 
 
-def _filtered(columns: ReadOnlyColumnCollection[str, Any], filters: Iterable[Dimension]) -> list[ColumnElement[bool]]:
-    return [columns[name] == any_(parameter(name, ARRAY(Text))) for name in filters]
+def _filtered(columns: ReadOnlyColumnCollection[str, Any], filters: Iterable[str]) -> list[ColumnElement[bool]]:
+    return [_column(columns, name) == any_(parameter(_parameter_name(name), ARRAY(Text))) for name in filters]
+
+
+def _column(columns: ReadOnlyColumnCollection[str, Any], name: str) -> ColumnElement[Any]:
+    """Return the column of a dimension, or the value of a label within the text of all labels."""
+    if not is_label(name):
+        column: ColumnElement[Any] = columns[name]
+        return column
+    value = func.substring(columns[LABELS], constant(f"(?:^|,){name.removeprefix(LABEL_PREFIX)}=([^,]*)"))
+    is_other = columns[LABELS] == constant(OTHER_LABELS)
+    return case((is_other, constant(OTHER_LABELS)), else_=value).label(name)
+
+
+def _parameter_name(name: str) -> str:
+    return name.replace(".", "_")
 
 
 @lru_cache(maxsize=256)
 def _usage(
-    kept: StoredUsage, group_by: tuple[Dimension, ...], filters: tuple[Dimension, ...], *, is_now: bool, zeros: bool
+    kept: StoredUsage, group_by: tuple[str, ...], filters: tuple[str, ...], *, is_now: bool, zeros: bool
 ) -> CompiledStatement:
-    usage = _usage_lines(kept, is_now=is_now).subquery("usage")
+    has_labels = bool(_labels_in((*group_by, *filters)))
+    usage = _usage_lines(kept, is_now=is_now, has_labels=has_labels).subquery("usage")
     bucket = func.width_bucket(usage.c.at, parameter("boundaries", ARRAY(Timestamp))).label("bucket")
-    kinds = [usage.c[dimension] for dimension in group_by]
+    kinds = [_column(usage.c, name) for name in group_by]
     pieces = (
         select(bucket, *kinds, func.sum(usage.c.units).label("units"))
         .where(usage.c.at >= START, usage.c.at < END, *_filtered(usage.c, filters))
@@ -221,15 +259,18 @@ def _usage(
     return compiled(in_order.limit(parameter("count", BigInteger)).offset(parameter("skip", BigInteger)))
 
 
-def _usage_lines(kept: StoredUsage, *, is_now: bool) -> SelectBase:
-    """Select usage with its dimensions, from the transfers or from a rollup, which is current."""
+def _usage_lines(kept: StoredUsage, *, is_now: bool, has_labels: bool) -> SelectBase:
+    """Select usage with its dimensions, from the transfers or from rollups, which are current."""
     if kept is StoredUsage.MINUTE:
         return _booked()
-    rolled_up = _rolled_up(usage_day if kept is StoredUsage.DAY else usage_hour)
-    return rolled_up if is_now else union_all(rolled_up, *_booked_since())
+    rolled_up = [_rolled_up(usage_day if kept is StoredUsage.DAY else usage_hour)]
+    if has_labels:
+        table = labelled_usage
+        rolled_up += [_rolled_up(table, table.c.units, table.c.labels), _rolled_up(table, -table.c.units)]
+    return union_all(*rolled_up, *([] if is_now else _booked_since()))
 
 
-def _with_zeros(pieces: CTE, group_by: Iterable[Dimension]) -> Select[Any]:
+def _with_zeros(pieces: CTE, group_by: Iterable[str]) -> Select[Any]:
     """Select each kind of usage in each bucket. Without kinds there is one row, even if nothing was used."""
     kinds = select(*(pieces.c[dimension] for dimension in group_by)).distinct().subquery("kinds")
     numbers = (
@@ -278,11 +319,14 @@ def _lines(units: ColumnElement[int]) -> Select[Any]:
         transfer.c.period,
         transfer.c.charge_period,
         func.coalesce(said("counted_as"), constant("included")).label("counted_as"),
+        said(LABELS).label(LABELS),
         units.label("units"),
     )
 
 
-def _rolled_up(table: Table) -> Select[Any]:
+def _rolled_up(
+    table: Table, units: ColumnElement[int] | None = None, labels: ColumnElement[str] | None = None
+) -> Select[Any]:
     return select(
         table.c.begins_at.label("at"),
         table.c.tenant,
@@ -292,7 +336,8 @@ def _rolled_up(table: Table) -> Select[Any]:
         table.c.period,
         table.c.charge_period,
         func.coalesce(table.c.counted_as, constant("included")).label("counted_as"),
-        table.c.units,
+        (null() if labels is None else labels).label(LABELS),
+        (table.c.units if units is None else units).label("units"),
     )
 
 

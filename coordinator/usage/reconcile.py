@@ -7,17 +7,17 @@ since, with the pools and leases, is read while the period is held (periods/clos
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import asyncpg
 from msgspec import structs
-from sqlalchemy import Numeric, Text, any_, cast, func, select, union_all
+from sqlalchemy import CTE, ColumnElement, Numeric, Select, Table, Text, any_, cast, func, null, select, true, union_all
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from coordinator.archives.statements import read_archive
 from coordinator.database.compiled import CompiledStatement, compiled, constant, json_text, parameter
 from coordinator.database.connection import Connection
-from coordinator.database.tables import pool, quarantine, region_epoch, transfer, usage_day, usage_hour
+from coordinator.database.tables import labelled_usage, pool, quarantine, region_epoch, transfer, usage_day, usage_hour
 from coordinator.periods.read_periods import read_period
 from coordinator.suspense.read_suspense import IS_OPEN
 from coordinator.usage.rules.anomalies import QUARANTINED_AS, Quarantinings, find_anomalies
@@ -41,6 +41,7 @@ from coordinator.usage.rules.reconciliation import (
 )
 from coordinator.usage.rules.trial_balance import TrialBalance, trial_balance
 from protocol.lease import LeaseState
+from protocol.limits.usage_labels import LABELS
 
 PATIENCE_S = 600.0  # ten million lines take minutes on a busy server
 
@@ -222,45 +223,32 @@ SELECT epoch, lane, last_seq, head,
 FROM lane WHERE epoch = ANY ($1::bigint[])
 """
 _DIMENSIONS = ("policy", "route_class", "api_key", "degraded", "counted_as")
+_BY = ("quota", "name", "charge_period", "tenant", "region", *_DIMENSIONS)
 
 
 @cache
 def _rollup_differences() -> CompiledStatement:
-    """Select rollups that differ from the transfers: each transfer counts against its hour and its day."""
+    """Select rollups that differ from the transfers: each counts against its hour, its day, and its labels."""
     its_pool = (pool.c.quota == transfer.c.quota) & (pool.c.period == transfer.c.period)
     said = {name: json_text(transfer.c.dimensions, name) for name in ("tenant", *_DIMENSIONS)}
-    by = ("quota", "name", "charge_period", "tenant", "region", *_DIMENSIONS)
     booked = (
         select(
             *(transfer.c.window_at, transfer.c.quota, pool.c.name, transfer.c.charge_period),
             *(func.coalesce(pool.c.tenant, said["tenant"]).label("tenant"), transfer.c.region),
             *(said[name].label(name) for name in _DIMENSIONS),
+            json_text(transfer.c.dimensions, LABELS).label(LABELS),
             transfer.c.units,
         )
         .join_from(transfer, pool, its_pool)
         .where(transfer.c.period == _PERIOD, transfer.c.dst == constant("consumed"))
         .cte("booked")
     )
-    both_sides = union_all(
-        *(
-            side
-            for unit, rollup in (("hour", usage_hour), ("day", usage_day))
-            for side in (
-                select(
-                    *(constant(unit).label("rollup"), rollup.c.begins_at, *(rollup.c[name] for name in by)),
-                    rollup.c.units,
-                ).where(rollup.c.period == _PERIOD),
-                select(
-                    *(constant(unit), func.date_trunc(constant(unit), booked.c.window_at, constant("UTC"))),
-                    *(*(booked.c[name] for name in by), -booked.c.units),
-                ),
-            )
-        )
-    ).cte("both_sides")
+    rollups = ((usage_hour, "hour"), (usage_day, "day"), (labelled_usage, "hour"))
+    both_sides = union_all(*(side for each in rollups for side in _two_sides(*each, booked))).cte("both_sides")
     sides = both_sides.c
     differences = (
         select(sides.rollup, sides.quota, sides.region, sides.begins_at, func.sum(sides.units).label("units"))
-        .group_by(sides.rollup, sides.begins_at, *(sides[name] for name in by))
+        .group_by(sides.rollup, sides.begins_at, sides.labels, *(sides[name] for name in _BY))
         .having(func.sum(sides.units) != constant(0))
         .cte("differences")
     )
@@ -270,6 +258,25 @@ def _rollup_differences() -> CompiledStatement:
         select(*where, func.count(), func.sum(func.abs(found.units)), func.min(found.begins_at))
         .group_by(*where)
         .order_by(*where)
+    )
+
+
+def _two_sides(rollup: Table, unit: str, booked: CTE) -> tuple[Select[Any], Select[Any]]:
+    """Select a rollup's rows, and with the sign changed what the transfers make of them."""
+    kept_labels: ColumnElement[Any] = cast(null(), Text)
+    booked_labels = kept_labels
+    is_rolled_up: ColumnElement[bool] = true()
+    if LABELS in rollup.c:
+        kept_labels, booked_labels = rollup.c.labels, booked.c.labels
+        is_rolled_up = booked.c.labels.is_not(None)
+    begins_at = func.date_trunc(constant(unit), booked.c.window_at, constant("UTC"))
+    kept_by, booked_by = ([table.c[name] for name in _BY] for table in (rollup, booked))
+    name = constant(str(rollup.name))
+    return (
+        select(*(name.label("rollup"), rollup.c.begins_at, *kept_by, kept_labels.label(LABELS), rollup.c.units)).where(
+            rollup.c.period == _PERIOD
+        ),
+        select(name, begins_at, *booked_by, booked_labels, -booked.c.units).where(is_rolled_up),
     )
 
 

@@ -1,12 +1,14 @@
 """HTTP: usage, and periods with their reconciliation, trial balance and close."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from msgspec import Struct, to_builtins
-from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
 
 from coordinator.access.auth import RequireScope, actor_of
 from coordinator.access.authenticate import Caller
@@ -14,7 +16,7 @@ from coordinator.access.idempotency import IdempotentRoute
 from coordinator.archives.refusal import Archived, archived_problem
 from coordinator.http.conditions import IfNoneMatch, strong_tag, unless_known
 from coordinator.http.pagination import Page, PageLinks, PageQuery
-from coordinator.http.parameters import Flag, Instant, QuotaKey, Several, Text, ValidPeriod, WholeNumber
+from coordinator.http.parameters import MAX_VALUES, Flag, Instant, QuotaKey, Several, Text, ValidPeriod, WholeNumber
 from coordinator.limits.known_names import faults_of_names
 from coordinator.periods import close as periods
 from coordinator.periods.close import CloseRefused, CloseRequest, PeriodClose
@@ -43,6 +45,8 @@ from coordinator.usage.sheets import (
     shaped,
     trial_balance_sheet,
 )
+from protocol.check import LABEL_PATTERN
+from protocol.limits.document import LABEL_PREFIX, is_label
 from protocol.periods import period_of
 from protocol.units import MAX_UNITS
 from protocol.zones import zone_of
@@ -94,6 +98,37 @@ def _split(values: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(part for value in values for part in value.split(",")))
 
 
+def _group(text: str) -> str:
+    if text not in list(Dimension) and not is_label(text):
+        known = ", ".join(Dimension)
+        raise PydanticCustomError("enum", f"It is none of {known}, nor a label such as labels.model.")
+    return text
+
+
+def _label_filters(given: object) -> Mapping[str, tuple[str, ...]]:
+    """Return the values of each label, from one value or several."""
+    if not isinstance(given, Mapping):
+        raise PydanticCustomError("name", "Name the label: labels.model=large.")
+    values = {name: [value] if isinstance(value, str) else value for name, value in given.items()}
+    filters = {name: tuple(dict.fromkeys(each)) for name, each in values.items()}
+    if len(filters) > MAX_GROUPS or not all(map(is_label, filters)):
+        raise PydanticCustomError("name", "A label's name has at most 32 of a-z, 0-9 and _, as in labels.model.")
+    if any(len(values) > MAX_VALUES or not all(values) for values in filters.values()):
+        raise PydanticCustomError("length", f"A label has 1 to {MAX_VALUES} values, none of them empty.")
+    return filters
+
+
+MAX_GROUPS = 16
+_LABEL_FIELD = rf"^{re.escape(LABEL_PREFIX)}{LABEL_PATTERN.removeprefix('^')}"
+LabelField = Annotated[str, Field(pattern=_LABEL_FIELD)]
+_LABELS_SCHEMA = {
+    "type": "object",
+    "patternProperties": {_LABEL_FIELD: {"type": "array", "items": {"type": "string"}, "maxItems": MAX_VALUES}},
+    "additionalProperties": False,
+    "examples": [{"labels.model": ["large"]}],
+}
+
+
 class UsageQuery(PageQuery):
     time_zone: Annotated[
         tzinfo | None,
@@ -125,9 +160,13 @@ class UsageQuery(PageQuery):
     as_of: AsOf = None
     zeros: Annotated[Flag, Field(description="Include pieces in which nothing was used.", examples=[True])] = False
     group_by: Annotated[
-        tuple[Dimension, ...],
+        tuple[Annotated[str, PlainValidator(_group, json_schema_input_type=Dimension | LabelField)], ...],
+        Field(
+            max_length=MAX_GROUPS,
+            description="What to tell apart, labels as `labels.model`: repeated, or with commas.",
+            examples=["tenant", "labels.model"],
+        ),
         BeforeValidator(_split),
-        Field(description="What to tell apart: repeated, or with commas.", examples=["tenant"]),
     ] = ()
     tenant: Annotated[Several[Text], Field(description="Only these tenants.", examples=["acme"])] = ()
     quota: Annotated[Several[Text], Field(description="Only these quotas.", examples=["exports"])] = ()
@@ -155,6 +194,20 @@ class UsageQuery(PageQuery):
     charge_period: Annotated[
         Several[ValidPeriod], Field(description="Only what was used in these.", examples=["2026-10"])
     ] = ()
+    labels: Annotated[
+        Mapping[str, tuple[str, ...]],
+        PlainValidator(_label_filters),
+        WithJsonSchema(_LABELS_SCHEMA),
+        Field(description="Only these values of a label: `labels.model=large`."),
+    ] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_labels(cls, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Gather the parameters that are labels, whose names no model can list, into one field."""
+        labels = {name: value for name, value in parameters.items() if name.startswith(LABEL_PREFIX)}
+        others = {name: value for name, value in parameters.items() if name not in labels}
+        return others | {"labels": labels} if labels and "labels" not in others else parameters
 
 
 @router.get("/v1/usage", **described(answers={200: UsageAnswer, 304: None}))
@@ -190,7 +243,8 @@ def _question_of(query: UsageQuery, now: datetime) -> tuple[UsageQuestion, Page]
     start, end = query.start or first, query.end or last
     if start >= end:
         raise refused("to", "after", "`to` must be after `from`.")
-    filters = {dimension: list(values) for dimension in Dimension if (values := getattr(query, dimension))}
+    filters = {dimension.value: list(values) for dimension in Dimension if (values := getattr(query, dimension))}
+    filters |= {name: list(values) for name, values in query.labels.items()}
     # The question has the month that is meant: a cursor does not lead from one month into the next.
     only = sorted(filters.items())
     groups = list(query.group_by)

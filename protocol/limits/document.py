@@ -13,9 +13,10 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
-from protocol.check import LABEL_PATTERN, MAX_LABELS, Subject
+from protocol.check import LABEL_PATTERN, MAX_LABELS, Subject, Unmatched
 from protocol.identifiers import Name
 from protocol.limits.rates import WINDOWS, RateAlgorithm, Sharing, parse_duration_ms
+from protocol.limits.usage_labels import MAX_USAGE_LABELS
 from protocol.units import MAX_UNITS, Milliseconds, PositiveUnits, Units
 
 MAX_QUOTAS = 1000
@@ -33,7 +34,8 @@ MAX_PERCENT = 1000
 SUBJECT_FIELDS = ("tenant", "user", "api_key", "ip", "ip_prefix", "route", "method", "route_class", "plan")
 LABEL_PREFIX = "labels."
 MAX_LABEL_VALUES = 100  # of a label that a policy matches
-USAGE_FIELDS = ("api_key", "route_class")  # the dimensions that usage may have besides quota, region and policy
+# The dimensions that usage may have besides quota, region and policy; also labels.
+USAGE_FIELDS = ("api_key", "route_class")
 OTHER_CLASSES = "*"  # in a cost table: all route classes that it does not name
 OTHER_PLANS = "*"  # in a limit by plan: all plans that it does not name, and tenants without a plan
 
@@ -154,14 +156,6 @@ Quota = AllowanceQuota | RateQuota | ConcurrencyQuota
 SharedQuota = RateQuota | ConcurrencyQuota
 
 
-class Unmatched(StrEnum):
-    """What is answered to a request that no enforced policy matches."""
-
-    ALLOW = "allow"
-    WARN = "warn"  # allow it, with a field, a header and a line in the log
-    DENY = "deny"
-
-
 class RouteRules(DocumentPart, frozen=True):
     """How routes are normalised before they are compared or counted by, in policies and in requests alike."""
 
@@ -213,7 +207,7 @@ class PolicySpec(DocumentPart, frozen=True):
     quota: Name
     by: Annotated[list[str], Meta(max_length=len(SUBJECT_FIELDS))]  # empty: all requests count against one quota
     match: Match = Match()
-    usage_by: Annotated[list[str], Meta(max_length=len(USAGE_FIELDS))] = []  # one usage line for each value
+    usage_by: Annotated[list[str], Meta(max_length=len(USAGE_FIELDS) + MAX_USAGE_LABELS)] = []  # a line for each value
     cost: PositiveUnits | str | Costs = 1  # units, a table, or the name of a table in `cost_tables`
     ip_prefix: IpPrefix = IpPrefix()
     on_store_failure: StoreFailure = StoreFailure.CLOSED

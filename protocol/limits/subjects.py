@@ -13,6 +13,7 @@ from protocol.identifiers import MAX_QUOTA_KEY_LENGTH, quota_key
 from protocol.limits.document import LABEL_PREFIX, IpPrefix, RouteClass
 from protocol.limits.route_table import Routes
 from protocol.limits.routes import RouteNormalizer
+from protocol.limits.usage_labels import LABELS, encode_labels
 
 Subject = Mapping[str, str]
 
@@ -93,6 +94,9 @@ def usage_dimensions(policy: str, usage_by: Collection[str], subject: Subject, r
     if "api_key" in usage_by and "api_key" in subject:
         digest = hashlib.sha256(subject["api_key"].encode()).hexdigest()
         dimensions["api_key"] = KEY_PREFIX + digest[:KEY_DIGITS]
+    named = [name for name in usage_by if name.startswith(LABEL_PREFIX) and name in subject]
+    if named:
+        dimensions[LABELS] = encode_labels((name.removeprefix(LABEL_PREFIX), subject[name]) for name in named)
     return _encoder.encode(dimensions).decode()
 
 

@@ -49,6 +49,7 @@ from protocol.limits.document import (
 )
 from protocol.limits.rates import WINDOWS, RateAlgorithm, Sharing, parse_duration_ms, parse_rate
 from protocol.limits.routes import has_dot_segments, split_query
+from protocol.limits.usage_labels import MAX_USAGE_LABELS
 from protocol.units import MAX_UNITS
 from protocol.zones import why_not_for_periods
 
@@ -326,11 +327,12 @@ def _faults_of_policy(document: LimitsDocument, index: int, policy: PolicySpec) 
 def _faults_of_usage(where: str, policy: PolicySpec, quota: Quota | None) -> Iterator[DocumentFault]:
     if policy.usage_by and quota is not None and not isinstance(quota, AllowanceQuota):
         yield DocumentFault(f"{where}.usage_by", "allowance", "usage is only booked for an allowance")
+    if sum(map(is_label, policy.usage_by)) > MAX_USAGE_LABELS:
+        yield DocumentFault(f"{where}.usage_by", "max_length", f"usage has at most {MAX_USAGE_LABELS} labels")
     for place, field in enumerate(policy.usage_by):
-        if field not in USAGE_FIELDS:
-            yield DocumentFault(
-                f"{where}.usage_by[{place}]", "known", f"{field!r} is none of {', '.join(USAGE_FIELDS)}"
-            )
+        if field not in USAGE_FIELDS and not is_label(field):
+            known = f"{', '.join(USAGE_FIELDS)}, nor a label such as labels.model"
+            yield DocumentFault(f"{where}.usage_by[{place}]", "known", f"{field!r} is none of {known}")
         if field in policy.usage_by[:place]:
             yield DocumentFault(f"{where}.usage_by[{place}]", "unique", f"{field!r} is named twice")
 

@@ -162,7 +162,7 @@ class Misrolled(NamedTuple):
 
     quota: str
     region: str
-    rollup: str  # hour or day
+    rollup: str  # the table
     rows: int
     units: int  # sum of the absolute differences
     begins_at: datetime  # the first hour or day that differs
@@ -449,7 +449,7 @@ def _faults_of_regions(quota: QuotaAccount) -> Iterable[Finding]:
 
 def _fault_of_rollup(each: Misrolled) -> Finding:
     rows, units = counted(each.rows, "row"), counted(each.units, "unit")
-    reason = f"{rows} by the {each.rollup} not as the transfers are, by {units} in all"
+    reason = f"{rows} of {each.rollup} not as the transfers are, by {units} in all"
     return Finding(BalanceStatus.ROLLUP, each.quota, each.region, reason)
 
 

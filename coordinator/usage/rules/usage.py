@@ -6,7 +6,7 @@ boundaries are computed here and handed to the database as instants, so that two
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from enum import StrEnum
 from typing import NamedTuple
@@ -19,7 +19,7 @@ _DATE = re.compile(r"^\d{4}-\d\d-\d\d$", re.ASCII)
 
 
 class Dimension(StrEnum):
-    """The dimensions that usage can be grouped by."""
+    """The dimensions that usage can be grouped by. A label is one as well, and is named `labels.model`."""
 
     TENANT = "tenant"
     QUOTA = "quota"
@@ -58,8 +58,8 @@ class UsageQuestion(NamedTuple):
     """A question. `boundaries` are the beginnings of the buckets and, last, the end of the whole."""
 
     boundaries: list[datetime]
-    group_by: list[Dimension]
-    filters: dict[Dimension, list[str]]
+    group_by: Sequence[str]  # dimensions and labels
+    filters: Mapping[str, Sequence[str]]  # by dimension or label; any of the values
     zeros: bool = False  # include buckets without usage
 
     @property

@@ -103,6 +103,11 @@ class Used:
     at: datetime
     units: int
     policy: str = "export"
+    labels: str = ""
+
+    @property
+    def dimensions(self) -> dict[str, str]:
+        return {"policy": self.policy} | ({"labels": self.labels} if self.labels else {})
 
 
 class Region:
@@ -123,7 +128,7 @@ class Region:
         lines = [
             {
                 "minute": minute_of(each.at),
-                "dimensions": {"tenant": tenant, "policy": each.policy},
+                "dimensions": {"tenant": tenant, **each.dimensions},
                 "units": each.units,
             }
             for each in used

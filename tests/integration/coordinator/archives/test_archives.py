@@ -305,6 +305,7 @@ FORGED = {
     "sums": "UPDATE archived_sum SET units = units + 1 WHERE dst = 'consumed'",
     "sums_deleted": "DELETE FROM archived_sum WHERE ctid = (SELECT min(ctid) FROM archived_sum)",
     "usage": f"UPDATE usage_hour SET units = units + 1 WHERE period = '{NOVEMBER}'",
+    "labelled_usage": f"UPDATE labelled_usage SET labels = 'model=small' WHERE period = '{NOVEMBER}'",
     "location": "UPDATE archive SET location = 'elsewhere'",
     "manifest": "UPDATE archive SET manifest_sha256 = 'x'",
     "record_deleted": "DELETE FROM archive",

@@ -39,6 +39,9 @@ ROWS: dict[str, dict[str, str]] = {
     | {"region": "'r'", "units": "1", "charge_period": "'2026-11'"},
     "usage_day": {"begins_at": "'2026-11-19 00:00Z'", "period": "'2026-11'", "quota": "'q'", "name": "'q'"}
     | {"region": "'r'", "units": "1", "charge_period": "'2026-11'"},
+    "labelled_usage": {"begins_at": "'2026-11-18 10:00Z'", "period": "'2026-11'", "quota": "'q'", "name": "'q'"}
+    | {"region": "'r'", "units": "1", "charge_period": "'2026-11'", "labels": "'model=large'"},
+    "label_set": {"quota": "'q'", "period": "'2026-11'", "labels": "'model=large'"},
     "limits_version": {"version": "1", "document": "'{}'", "applied_at": "now()", "applied_by": "'x'"},
     "subscription": {"tenant": "'acme'", "plan": "'pro'", "changed_at": "now()"},
     "identity": {"id": "gen_random_uuid()", "issuer": "'i'", "subject": "'s'", "name": "''", "first_seen_at": "now()"},
@@ -330,6 +333,7 @@ TRIALS: dict[str, Trial] = {
     "verification_is_finished_whole": wrong("verification", finished_at="now()"),
     "usage_hour_units_are_positive": wrong("usage_hour", units="0"),
     "usage_day_units_are_positive": wrong("usage_day", units="0"),
+    "labelled_usage_units_are_positive": wrong("labelled_usage", units="0"),
     # a row without a parent
     "correction_epoch_fkey": wrong("correction", epoch="99"),
     "correction_quota_period_fkey": wrong("correction", quota="'nothing'"),
@@ -422,6 +426,8 @@ TRIALS: dict[str, Trial] = {
     "archived_sum_has_transfers": wrong("archived_sum", transfers="0"),
     "usage_hour_row_is_unique": twice("usage_hour"),
     "usage_day_row_is_unique": twice("usage_day"),
+    "labelled_usage_row_is_unique": twice("labelled_usage"),
+    "label_set_pkey": twice("label_set"),
     # triggers: the ledger is append-only, in every table
     **{
         f"{table}_is_append_only.{verb}": then(table, statement)
@@ -500,6 +506,11 @@ TRIALS: dict[str, Trial] = {
         "transfer",
         row("transfer"),
         "SELECT (SELECT sum(units) FROM usage_hour) + (SELECT sum(units) FROM usage_day) = 6",
+    ),
+    "transfer_is_rolled_up_by_labels": effect(
+        "transfer",
+        row("transfer", {"dimensions": """'{"labels": "model=large"}'"""}),
+        "SELECT sum(units) = 3 FROM labelled_usage WHERE labels = 'model=large'",
     ),
 }
 
@@ -611,6 +622,7 @@ MAY_BE_MISSING = {
     "token": {"revoked_at"},
     "transfer": {"dimensions", "epoch", "lane", "line", "movement_id", "region", "reverses", "seq", "window_at"},
     "usage_day": {"api_key", "counted_as", "degraded", "policy", "route_class", "tenant"},
+    "labelled_usage": {"api_key", "counted_as", "degraded", "policy", "route_class", "tenant"},
     "usage_hour": {"api_key", "counted_as", "degraded", "policy", "route_class", "tenant"},
     "verification": {"finished_at", "result"},
 }
@@ -669,6 +681,8 @@ MAY = {
     "token": "r",
     "transfer": "ar",
     "usage_day": "r",
+    "labelled_usage": "r",
+    "label_set": "ar",
     "usage_hour": "r",
     "verification": "arw",
     "archive": "arw",

@@ -104,7 +104,9 @@ async def _use(history: History) -> list[Region]:
         await open_region(history.admin_harness, history.clients["admin"], name) for name in ("eu-west", "us-east")
     ]
     for minute, (region, quota) in enumerate((region, quota) for region in regions for quota in (ACME, GLOBEX)):
-        await region.use(quota, NOVEMBER, [Used(MORNING.replace(minute=minute), 60), Used(MORNING, 3)])
+        await region.use(
+            quota, NOVEMBER, [Used(MORNING.replace(minute=minute), 60), Used(MORNING, 3, labels="model=large")]
+        )
     await regions[0].use(MAILS, DAY, [Used(MORNING, 7, "mail")])
     for region in regions:
         for quota in (ACME, GLOBEX, INITECH):

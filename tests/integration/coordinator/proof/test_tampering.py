@@ -90,6 +90,15 @@ ROLLUPS = {
     "usage_invented": Case(
         f"INSERT INTO usage_day SELECT * FROM usage_day {ROLLED} LIMIT 1", FaultKind.ROLLUP_DIFFERS, table="usage_day"
     ),
+    "usage_given_to_other_labels": Case(
+        f"UPDATE labelled_usage SET labels = 'model=small' {ROLLED}",
+        FaultKind.ROLLUP_DIFFERS,
+        table="labelled_usage",
+        key=IN_EU,
+    ),
+    "usage_of_labels_deleted": Case(
+        f"DELETE FROM labelled_usage {ROLLED}", FaultKind.ROLLUP_DIFFERS, table="labelled_usage", key=IN_EU
+    ),
     "usage_of_a_period_that_is_not_there": Case(
         f"UPDATE usage_hour SET period = '2026-10' {ROLLED}", FaultKind.ROLLUP_DIFFERS, table="usage_hour", key=ACME
     ),

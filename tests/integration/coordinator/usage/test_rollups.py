@@ -38,9 +38,11 @@ class Line(NamedTuple):
     dimensions: dict[str, str]
     units: int
 
-    def value(self, dimension: Dimension) -> str | None:
-        if dimension is Dimension.TENANT:
+    def value(self, dimension: str) -> str | None:
+        if dimension == Dimension.TENANT:
             return QUOTAS[self.quota] or self.dimensions.get("tenant")
+        if dimension in LABELS:
+            return label(self.dimensions.get("labels"), dimension.partition(".")[2])
         return {
             Dimension.QUOTA: self.quota.partition(":")[0],
             Dimension.QUOTA_KEY: self.quota,
@@ -52,7 +54,13 @@ class Line(NamedTuple):
             Dimension.CHARGE_PERIOD: self.charge_period,
             Dimension.DEGRADED: self.dimensions.get("degraded"),
             Dimension.COUNTED_AS: self.dimensions.get("counted_as", "included"),
-        }[dimension]
+        }[Dimension(dimension)]
+
+
+def label(labels: str | None, name: str) -> str | None:
+    if labels is None or labels == "*":
+        return labels
+    return dict(pair.split("=") for pair in labels.split(",")).get(name)
 
 
 class RandomBooks:
@@ -117,6 +125,8 @@ class RandomBooks:
         dimensions = {"tenant": pick(("acme", "initech")), "policy": pick(("export", "bulk")), "user": pick("abc")}
         dimensions |= {"route_class": pick(("heavy", "light")), "api_key": pick(("0a1b", "2c3d"))}
         dimensions = {name: value for name, value in dimensions.items() if self.random.random() < 0.8}
+        if self.random.random() < 0.5:
+            dimensions["labels"] = pick(("model=large,tier=gold", "model=large", "model=small", "tier=gold", "*"))
         if self.random.random() < 0.2:
             dimensions["degraded"] = pick(("open", "local"))
         if self.random.random() < 0.2:
@@ -130,8 +140,8 @@ class RandomBooks:
         start = FIRST + timedelta(minutes=pick((0, 0, 60, 90, 1440, 47)))
         end = FIRST + timedelta(minutes=pick((4320, 4320, 2880, 4000, 3001)))
         cuts = boundaries(start, end, pick((None, *Granularity)), zone)
-        groups = self.random.sample(list(Dimension), self.random.randrange(len(Dimension) + 1))
-        filters = {each: [pick(FILTERS[each])] for each in self.random.sample(list(Dimension), pick((0, 0, 1, 2)))}
+        groups = self.random.sample(list(FILTERS), self.random.randrange(len(FILTERS) + 1))
+        filters = {each: [pick(FILTERS[each])] for each in self.random.sample(list(FILTERS), pick((0, 0, 1, 2)))}
         return UsageQuestion(cuts, groups, filters, zeros=len(cuts) < 100 and pick((False, True)))
 
     def answer(self, question: UsageQuestion, as_of: int | None) -> Counter[tuple[Any, ...]]:
@@ -152,7 +162,10 @@ def _with_zeros(question: UsageQuestion, sums: Counter[tuple[Any, ...]]) -> Coun
     return Counter({(start, *kind): sums[start, *kind] for start in question.boundaries[:-1] for kind in kinds})
 
 
-FILTERS = {
+LABELS = ("labels.model", "labels.tier")
+FILTERS: dict[str, Sequence[str]] = {
+    "labels.model": ("large", "small", "*"),
+    "labels.tier": ("gold",),
     Dimension.TENANT: ("acme", "globex", "initech"),
     Dimension.QUOTA: ("exports", "searches"),
     Dimension.QUOTA_KEY: tuple(QUOTAS),
@@ -251,7 +264,7 @@ async def test_a_rollup_that_differs_is_found(
     found = (await finance.get("/v1/periods/2026-11/reconciliation")).json()
     assert found["status"] == "rollup"
     assert [finding["kind"] for finding in found["findings"]] == ["rollup"] * len(found["findings"])
-    assert all(f"by the {kept.value} " in finding["reason"] for finding in found["findings"])
+    assert all(f"of usage_{kept.value} " in finding["reason"] for finding in found["findings"])
 
 
 @pytest.mark.usefixtures("booked")

@@ -7,7 +7,15 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.coordinator.admin_harness import DOCUMENT, AdminHarness, Region, Used, open_region, problem
+from tests.integration.coordinator.admin_harness import (
+    DOCUMENT,
+    AdminHarness,
+    Region,
+    Used,
+    open_region,
+    problem,
+    sealed,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -224,6 +232,10 @@ async def test_every_fault_of_a_query_is_named(finance: httpx.AsyncClient) -> No
         "granularity=PT1M&from=2020-01-01": [("granularity", "bound")],
         "group_by=color": [("group_by", "enum")],
         "group_by=tenant,,region": [("group_by", "enum")],
+        "group_by=labels.Model": [("group_by", "enum")],
+        "labels.Model=large": [("labels", "name")],
+        "labels.model=": [("labels", "length")],
+        "labels=large": [("labels", "name")],
         "as_of=3": [("as_of", "sealed")],
         "as_of=soon": [("as_of", "format")],
         "tenant=%00": [("tenant", "text")],
@@ -249,6 +261,35 @@ async def test_every_fault_of_a_query_is_named(finance: httpx.AsyncClient) -> No
         ],
     }.items():
         assert problem(await finance.get(f"/v1/usage?{query}")) == (422, expected), query
+
+
+async def test_usage_is_told_apart_by_labels(
+    admin_harness: AdminHarness, finance: httpx.AsyncClient, booked: dict[str, Region]
+) -> None:
+    lines = [
+        Used(at("18T09:05"), 3, labels="model=large,tier=gold"),
+        Used(at("18T09:05"), 4, labels="model=small"),
+        Used(at("18T09:06"), 5, labels="model=10%25%2C gpt"),
+    ]
+    await booked["eu-west"].use(GLOBEX, "2026-11", lines)
+    of_models = {("large",): 3, ("small",): 4, ("10%, gpt",): 5, (None,): 40}
+    for source in ("", "granularity=PT1M", "granularity=P1D", "granularity=P1D&time_zone=Europe/Berlin"):
+        rows = await usage(finance, f"tenant=globex&group_by=labels.model&from=2026-11-18&{source}")
+        assert by([row for row in rows if row["units"] < 40], "labels.model") | {(None,): 40} == of_models, source
+        assert sum(row["units"] for row in rows) == 52
+    for query, units in {
+        "labels.model=large": 3,
+        "labels.model=large&labels.model=small": 7,
+        "labels.model=large&labels.tier=gold": 3,
+        "labels.model=small&labels.tier=gold": 0,
+        "labels.model=10%25%2C%20gpt": 5,
+        "labels.model=large&tenant=acme": 0,
+        "tenant=globex": 52,
+    }.items():
+        assert sum(row["units"] for row in await usage(finance, query)) == units, query
+    await sealed(admin_harness)
+    answer = (await finance.get("/v1/usage?labels.model=larg")).json()
+    assert answer["coverage"]["is_known"] is False, "a misspelt label is no proven zero"
 
 
 async def test_an_unknown_name_is_refused_with_those_that_there_are(

@@ -24,6 +24,7 @@ ROWS = st.builds(
     route_class=TEXTS,
     api_key=TEXTS,
     degraded=TEXTS,
+    labels=TEXTS,
     **dict.fromkeys(("period", "charge_period", "quota", "quota_key", "region", "cause", "counted_as"), st.text("a=b")),
     **dict.fromkeys(("transfer", "units", "part"), NUMBERS),
     **dict.fromkeys(("epoch", "lane", "seq", "line"), st.one_of(st.none(), NUMBERS)),
@@ -47,7 +48,8 @@ def test_columns_have_types() -> None:
     expected = dict.fromkeys(ExportRow._fields, dictionary)
     expected |= dict.fromkeys(("transfer", "units", "epoch", "lane", "seq", "line", "part"), pyarrow.int64())
     assert {field.name: field.type for field in schema} == expected | {"minute": pyarrow.timestamp("us", tz="UTC")}
-    may_be_missing = {"tenant", "policy", "route_class", "api_key", "degraded", "epoch", "lane", "seq", "line"}
+    may_be_missing = {"tenant", "policy", "route_class", "api_key", "degraded", "labels"}
+    may_be_missing |= {"epoch", "lane", "seq", "line"}
     assert {field.name for field in schema if field.nullable} == may_be_missing
 
 
@@ -89,4 +91,5 @@ def _chunks(count: int, size: int) -> Iterator[list[ExportRow]]:
 def _line(n: int) -> ExportRow:
     """Yield lines of a thousand tenants in random order."""
     what = (FIRST + timedelta(minutes=n), "2026-11", "2026-11", f"tenant {n * 7919 % 1009}", "exports", "exports:")
-    return ExportRow(n, *what, "eu-west", "x", None, None, None, n * 7919 % 10_007, "usage", 1, 0, n, 0, 0, "included")
+    units = n * 7919 % 10_007
+    return ExportRow(n, *what, "eu-west", "x", None, None, None, units, "usage", 1, 0, n, 0, 0, "included", None)

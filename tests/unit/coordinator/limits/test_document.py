@@ -241,6 +241,12 @@ def test_each_faulty_document_has_its_one_fault_named(text: str, expected: list[
         ("by: [tenant]", f"by: [{', '.join(f'labels.l{n}' for n in range(10))}]", ("policies[0].by", "max_length")),
         ("cost: 5", "usage_by: [route_class]", ("policies[0].usage_by", "allowance")),
         ("quota: api", "quota: exports\n    usage_by: [ip]", ("policies[0].usage_by[0]", "known")),
+        ("quota: api", "quota: exports\n    usage_by: [labels.Model]", ("policies[0].usage_by[0]", "known")),
+        (
+            "quota: api",
+            "quota: exports\n    usage_by: [labels.a, labels.b, labels.c, labels.d, labels.e]",
+            ("policies[0].usage_by", "max_length"),
+        ),
         (
             "quota: api",
             "quota: exports\n    usage_by: [api_key, api_key]",

@@ -133,6 +133,16 @@ def test_usage_is_itemized_by_the_dimensions_of_the_policy() -> None:
     hashed = '{"api_key":"k_fe9e693676910154","policy":"export"'
     assert told_of(["api_key"], **heavy) == hashed + "}"
     assert told_of(["route_class", "api_key"], **heavy) == hashed + ',"route_class":"heavy"}'
+
+
+def test_usage_is_itemized_by_labels() -> None:
+    labels = {"labels.tier": "gold", "labels.model": "large, 10%"}
+    assert told_of(["labels.model"]) == '{"policy":"export"}'
+    assert told_of(["labels.model"], **labels) == '{"labels":"model=large%2C 10%25","policy":"export"}'
+    both = '{"labels":"model=large%2C 10%25,tier=gold","policy":"export"}'
+    assert told_of(["labels.tier", "labels.model"], **labels) == both
+    too_long = labels | {"labels.tier": "é" * 128}
+    assert told_of(["labels.tier", "labels.model"], **too_long) == '{"labels":"*","policy":"export"}'
     assert told_of(["api_key"], route="/v1/exports/7") == '{"policy":"export"}'
 
 
