@@ -30,7 +30,7 @@ SECRETS = {
     "STORE_URL": "rediss://u@store:6379",
     "COORDINATOR_URL": "postgresql://c:p@db/leasehold",
 }
-RULES = "groups: [{name: a, rules: [{alert: Away, expr: up == 0, annotations: {summary: '{{ $labels.job }}'}}]}]"
+RULES = COMPOSE / "prometheus" / "alerts.yaml"
 CASES: Mapping[str, str] = {
     "one region": "agent: {region: eu-west}",
     "coordinators alone": "agent: {enabled: false}\nmigrate: {enabled: false}",
@@ -70,12 +70,11 @@ def values(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Write the values of a case into a file."""
     file = tmp_path / "values.yaml"
     file.write_text(CASES[request.param])
-    (tmp_path / "rules.yaml").write_text(RULES)
     return file
 
 
 def with_rules(values: Path) -> list[str | Path]:
-    return ["--values", values, "--set-file", f"monitoring.rules={values.with_name('rules.yaml')}"]
+    return ["--values", values, "--set-file", f"monitoring.rules={RULES}"]
 
 
 def manifests_in(text: str) -> list[Manifest]:
@@ -182,7 +181,7 @@ def test_monitors_find_the_services_and_rules_are_passed_on(helm: Path, values: 
         assert sum(wanted <= labels for labels in services) == 1
         assert monitor["metadata"]["labels"]["release"] == "prometheus"
     [rules] = [each for each in found if each["kind"] == "PrometheusRule"]
-    assert rules["spec"] == yaml.safe_load(RULES)
+    assert rules["spec"] == yaml.safe_load(RULES.read_text())
 
 
 @pytest.mark.parametrize("values", ["everything"], indirect=True)
