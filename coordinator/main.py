@@ -30,7 +30,7 @@ from coordinator.job_failures import JobFailures
 from coordinator.jobs import running
 from coordinator.limits import routes as limits_routes
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.outages import ClockNotTrusted, DatabaseUnavailable
+from coordinator.outages import ClockNotTrusted, DatabaseUnavailable, LimitsNotReadable
 from coordinator.overrides import routes as overrides_routes
 from coordinator.proof import routes as proof_routes
 from coordinator.rebalancing import routes as rebalancing_routes
@@ -45,6 +45,7 @@ from coordinator.usage import routes as usage_routes
 from coordinator.usage import statement_routes
 from coordinator.webhooks import routes as webhooks_routes
 from protocol.clock import Clock, SystemClock
+from protocol.compatibility.releases import stated
 from protocol.diagnosis.checks import UnknownSetting, unknown_settings
 from web.connections import ConnectionLimits
 from web.credentials.verify_jwt import JwtVerifier
@@ -132,7 +133,8 @@ def create_app(
     install_openapi(app, server=here)
     app.add_exception_handler(DatabaseUnavailable, _unavailable)
     app.add_middleware(exchange_routes.ExchangesAhead, unavailable=_unavailable)
-    install_requests(app, max_body_bytes=settings.max_body_bytes, metrics=HttpMetrics(metrics.registry))
+    http_metrics = HttpMetrics(metrics.registry)
+    install_requests(app, max_body_bytes=settings.max_body_bytes, metrics=http_metrics, stated=stated())
     app.state.connection_limits = ConnectionLimits(
         max_connections=settings.max_connections,
         request_timeout_s=settings.request_timeout_ms / 1000,
@@ -162,8 +164,9 @@ def _health_of(
 
 
 async def _unavailable(request: Request, error: Exception) -> Response:
-    if isinstance(error, ClockNotTrusted):
-        return problem_response(Problem("clock-not-trusted", str(error), headers={"Retry-After": "1"}), request)
+    for type_, kind in ((ClockNotTrusted, "clock-not-trusted"), (LimitsNotReadable, "limits-not-readable")):
+        if isinstance(error, type_):
+            return problem_response(Problem(kind, str(error), headers={"Retry-After": "1"}), request)
     detail = "the ledger cannot be reached now; nothing was changed that a repetition would not find"
     return problem_response(Problem("database-unavailable", detail, headers={"Retry-After": "1"}), request)
 

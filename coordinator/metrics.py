@@ -13,10 +13,11 @@ from coordinator.health.metrics import LedgerMetrics
 from coordinator.notice import Notice
 from coordinator.webhooks.deliveries import AttemptResult
 from migrations.revisions import known_revisions
+from protocol.compatibility.releases import RELEASE
 from protocol.limits.usage_labels import LABELS, OTHER_LABELS
 from protocol.messages import ExchangeResponse
 from web.declared_metrics import DeclaredMetrics, counter, gauge, histogram
-from web.metrics import describe_process, release
+from web.metrics import describe_process
 
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _PREFIX = "leasehold_coordinator_"
@@ -85,7 +86,7 @@ class CoordinatorMetrics(DeclaredMetrics):
         super().__init__(self.registry)
         self.ledger = LedgerMetrics(self.registry)
         self.pools = PoolMetrics(self.registry)
-        describe_process(self.registry, version=release(), schema=known_revisions()[-1])
+        describe_process(self.registry, version=RELEASE, schema=known_revisions()[-1])
         self._worst: defaultdict[tuple[Gauge, str], int] = defaultdict(int)
 
     def show_health(self, is_ready: bool, severities: Mapping[str, str]) -> None:

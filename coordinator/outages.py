@@ -9,6 +9,10 @@ class ClockNotTrusted(DatabaseUnavailable):
     """This coordinator's clock differs from the database's, so it decides nothing that depends on the time."""
 
 
+class LimitsNotReadable(DatabaseUnavailable):
+    """A newer release applied the limits document, and this one cannot read it."""
+
+
 class TransactionFailed(DatabaseUnavailable):
     """Postgres is available, but this transaction failed.
 

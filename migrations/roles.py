@@ -70,6 +70,7 @@ PRIVILEGES: Mapping[str, str] = {
     # health
     "measurement": "SELECT, INSERT",
     "region_last_seen": "SELECT, INSERT",
+    "region_agent": "SELECT, INSERT, DELETE",
     # rebalancing
     "region_setting": "SELECT, INSERT, DELETE",
     "rebalance": "SELECT, INSERT",
@@ -109,6 +110,7 @@ CHANGES: Mapping[str, str] = {
     "idempotency_record": "request_hash claim claimed_at status headers body",
     "measurement": "figures measured_at",
     "region_last_seen": "last_seen_at",
+    "region_agent": "release capabilities last_seen_at",
     "region_setting": "weight floor ceiling changed_at changed_by",
     "rebalance": "state ended_at returned reason",
     "rebalance_move": "returned regranted reason ended_at",

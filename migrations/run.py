@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from migrations.roles import allow_coordinator
+from protocol.compatibility.releases import GUIDE, RELEASE, is_too_old, too_old
 
 LOCK_TIMEOUT_MS = 5_000
 ONE_MIGRATION_AT_A_TIME = 0x1EA5E401D
@@ -26,6 +27,10 @@ ONE_MIGRATION_AT_A_TIME = 0x1EA5E401D
 
 class SchemaIsNewer(Exception):
     """The database has a revision that this release does not know."""
+
+
+class AgentsTooOld(Exception):
+    """Agents are running that do not work with this release."""
 
 
 def upgrade(url: str, coordinator_url: str | None = None) -> bool:
@@ -60,9 +65,32 @@ def _migrate(connection: Connection) -> None:
     revision = MigrationContext.configure(connection).get_current_revision()
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if revision is not None and revision not in known:
-        raise SchemaIsNewer(f"the schema has the revision {revision}, which only a newer release knows")
+        raise SchemaIsNewer(
+            f"the schema has the revision {revision}, which only a newer release than {RELEASE} knows. To go back, "
+            f"leave the schema as it is: the coordinators of the release before run on it ({GUIDE})"
+        )
+    _refuse_too_old_agents(connection)
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+
+
+def _refuse_too_old_agents(connection: Connection) -> None:
+    """Stop before the first change if agents are running that the coordinators of this release would refuse."""
+    if connection.execute(text("SELECT to_regclass('region_agent')")).scalar() is None:
+        return
+    too_old_ones = [row for row in connection.execute(text(_RUNNING_AGENTS)) if is_too_old(row.release)]
+    if too_old_ones:
+        first = too_old_ones[0]
+        raise AgentsTooOld(
+            f"{too_old(f'agent {first.agent!r} of {first.region}', first.release, 'This schema')} Agents that are too "
+            f"old and were seen within ten minutes: {len(too_old_ones)}."
+        )
+
+
+_RUNNING_AGENTS = """
+SELECT region, agent, release FROM region_agent WHERE last_seen_at > clock_timestamp() - interval '10 minutes'
+ORDER BY region, agent
+"""
 
 
 def alembic_config(output: TextIO | None = None) -> Config:

@@ -32,6 +32,16 @@ CREATE TABLE region_last_seen (
     last_seen_at timestamptz NOT NULL
 ) WITH (fillfactor = 50);
 
+-- What each agent last stated about itself to any coordinator.
+CREATE TABLE region_agent (
+    region       text NOT NULL REFERENCES region,
+    agent        text NOT NULL,
+    release      text NOT NULL,
+    capabilities text[] NOT NULL,
+    last_seen_at timestamptz NOT NULL,
+    PRIMARY KEY (region, agent)
+) WITH (fillfactor = 50);
+
 -- One incarnation of a region's store, or of one cell of a store that is a Cluster.
 CREATE TABLE region_epoch (
     epoch           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta, Struct
 
+from protocol.compatibility.open_enums import OpenEnum
 from protocol.units import PositiveUnits, Units
 
 MAX_BATCH = 1000
@@ -31,11 +32,10 @@ CommittedCosts = Annotated[
 OperationId = Annotated[str, Meta(min_length=1, max_length=128)]
 Mode = Literal["enforce", "peek", "adjust", "refund"]
 FailureMode = Literal["open", "closed", "local"]
-UnmatchedAnswer = Literal["warn", "deny"]
 
 
-class DenialCause(StrEnum):
-    """Why a policy denies a request, in the words that services, metrics and logs see."""
+class DenialCause(OpenEnum):
+    """Why a policy denies a request, in the words that services, metrics and logs see. A newer agent may use others."""
 
     LIMIT = "limit"  # the limit is used up, or the rate exceeded
     NO_LEASE = "no_lease"  # the region holds no units now; the coordinator was asked for some
@@ -119,6 +119,11 @@ class HoldRelease(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
+# A newer agent may answer with other words than these, and a client reads them as they are.
+
+AnsweredMode = Annotated[str, Meta(extra_json_schema={"enum": sorted(get_args(FailureMode))})]
+AnsweredField = Annotated[str, Meta(extra_json_schema={"enum": sorted(BlockField)})]
+UnmatchedAnswer = Annotated[str, Meta(extra_json_schema={"enum": ["deny", "warn"]})]
 
 
 class PolicyAnswer(Struct, frozen=True, kw_only=True, gc=False):
@@ -132,7 +137,7 @@ class PolicyAnswer(Struct, frozen=True, kw_only=True, gc=False):
     reset_ms: int
     retry_after_ms: int | None  # the first moment at which the request may pass; null if it never can
     reason: DenialCause | None = None  # why the policy denies
-    degraded: FailureMode | None = None  # the failure mode that answered in place of the store
+    degraded: AnsweredMode | None = None  # the failure mode that answered in place of the store
     delay_ms: int = 0  # for a leaky bucket: how long to wait before the work is begun
     shadow: bool = False  # the policy is counted, and denies nothing
     unlimited: bool = False  # the policy admits everything and counts nothing; `limit` and `remaining` are the maximum
@@ -140,11 +145,11 @@ class PolicyAnswer(Struct, frozen=True, kw_only=True, gc=False):
 
 class CheckAnswer(Struct, frozen=True, kw_only=True, gc=False):
     allowed: bool
-    degraded: FailureMode | None
+    degraded: AnsweredMode | None
     policies: list[PolicyAnswer]
     denied_by: str | None
     retry_after_ms: int | None
-    blocked_by: BlockField | None = None  # the field of the block that denies the request, before any policy
+    blocked_by: AnsweredField | None = None  # the field of the block that denies the request, before any policy
     unmatched: UnmatchedAnswer | None = None  # no enforced policy matches, and the limits document warns or denies
 
 
@@ -166,7 +171,7 @@ class HoldAnswer(Struct, frozen=True, kw_only=True):
     hold_id: str
     units: int  # as requested; 0 where only `costs` were
     expires_in_ms: int
-    degraded: FailureMode | None
+    degraded: AnsweredMode | None
     policies: list[PolicyAnswer]
 
 

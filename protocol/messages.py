@@ -36,10 +36,6 @@ DimensionValue = Annotated[str, Meta(max_length=256)]
 MAX_DIMENSIONS_LENGTH = 2048  # of a line: characters of all names and values
 
 
-class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base of requests by people and their programs. A misspelt field must not become a silent default."""
-
-
 class ServiceMessage(Struct, frozen=True, kw_only=True):
     """The base of what travels between the two services.
 

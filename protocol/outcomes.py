@@ -2,9 +2,11 @@
 
 from enum import StrEnum
 
+from protocol.compatibility.open_enums import OpenEnum
 
-class ExchangeOutcome(StrEnum):
-    """What became of one numbered exchange."""
+
+class ExchangeOutcome(OpenEnum):
+    """What became of one numbered exchange. An agent stops the lane for an outcome that it does not know."""
 
     APPLIED = "applied"  # booked now
     REPLAYED = "replayed"  # booked before, byte for byte; here are the current totals
@@ -20,8 +22,8 @@ class ExchangeOutcome(StrEnum):
     REFUSED = "refused"
 
 
-class GrantRefusal(StrEnum):
-    """Why a region was not granted what it wanted of one quota."""
+class GrantRefusal(OpenEnum):
+    """Why a region was not granted what it wanted of one quota. An agent asks again after one that it does not know."""
 
     UNKNOWN_QUOTA = "unknown_quota"
     NOT_LEASED = "not_leased"  # the quota's kind or mode is not served by leases

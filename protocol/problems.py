@@ -80,6 +80,11 @@ PROBLEMS: dict[str, ProblemKind] = {
         "Hold already ended",
         "`state` says how the hold ended, and `committed` with how many units. Nothing was changed.",
     ),
+    "release-unsupported": ProblemKind(
+        409,
+        "Release not supported",
+        "The agent is of a release that is too old for this coordinator. Nothing was changed; upgrade the agent.",
+    ),
     "region-down": ProblemKind(409, "Region is down", "A region with the status `down` cannot open an epoch."),
     "two-stores": ProblemKind(
         409,
@@ -171,6 +176,11 @@ PROBLEMS: dict[str, ProblemKind] = {
         "Each request of this quota needs the coordinator, which does not answer, and the policy fails closed.",
     ),
     "not-ready": ProblemKind(503, "Not ready", "The process cannot serve requests yet, or cannot serve them now."),
+    "limits-not-readable": ProblemKind(
+        503,
+        "Limits of a newer release",
+        "A newer release applied the limits document, and this coordinator cannot read it. Nothing was changed.",
+    ),
     "clock-not-trusted": ProblemKind(
         503,
         "Clock not trusted",

@@ -33,6 +33,7 @@ from regional_agent.health import AgentHealth
 from regional_agent.leasing.coordinator_client import CoordinatorClient
 from regional_agent.leasing.feeds import Feed
 from regional_agent.leasing.rules.demand import HotKey
+from regional_agent.leasing.rules.reading import SetAside, read_blocks, read_bundle, read_whole
 from regional_agent.leasing.signals import SignalListener
 from regional_agent.metrics import MAX_HOT_KEYS, AgentMetrics
 from regional_agent.settings import AgentSettings, journal_of
@@ -59,7 +60,8 @@ class RegionalAgent:
         """`unknown`: variables of the environment that look like settings, and that no setting reads."""
         self.settings = settings
         self._clock = clock
-        self._coordinator = CoordinatorClient(settings.coordinator_url, settings.coordinator_token, settings.region)
+        token = settings.coordinator_token
+        self._coordinator = CoordinatorClient(settings.coordinator_url, token, settings.region, settings.name)
         self.decision_timeout = DecisionTimeout(settings.decision_timeout_ms, settings.decision_timeout_max_ms)
         self._store_calls = StoreCallStatistics(self.decision_timeout)
         self.metrics = AgentMetrics(self._store_calls)
@@ -72,7 +74,7 @@ class RegionalAgent:
         self._signals = SignalListener(coordinator=self._coordinator, cells=self.cells, cell_of=self.cell_of)
         self._policies = Feed(
             "policies",
-            PolicyBundle,
+            read_bundle,
             poll=self._coordinator.policies,
             put_in_force=self._put_policies_in_force,
             edges_ms=edges_ms,
@@ -81,7 +83,7 @@ class RegionalAgent:
         )
         self._blocks = Feed(
             "blocks",
-            BlockList,
+            read_blocks,
             poll=self._coordinator.blocks,
             put_in_force=self._put_blocks_in_force,
             edges_ms=lambda _: (),  # each block is compared with the clock when it is used
@@ -90,7 +92,7 @@ class RegionalAgent:
         )
         self._resets = Feed(
             "resets",
-            ResetBatch,
+            read_whole(ResetBatch),
             poll=self._coordinator.resets,
             put_in_force=self._distribute_resets,
             edges_ms=lambda _: (),
@@ -195,6 +197,16 @@ class RegionalAgent:
     def _on_versions(self, versions: Versions) -> None:
         self._policies.on_version(versions.policies)
         self._blocks.on_version(versions.blocks)
+
+    @property
+    def coordinator_release(self) -> str | None:
+        """The release that the coordinator stated last."""
+        return None if self._coordinator.peer is None else self._coordinator.peer.release
+
+    @property
+    def set_aside(self) -> Sequence[SetAside]:
+        """The policies, quotas and blocks that this release cannot read."""
+        return [*self._policies.set_aside, *self._blocks.set_aside]
 
     @property
     def has_epochs(self) -> bool:

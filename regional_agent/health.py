@@ -16,6 +16,7 @@ import structlog
 
 from protocol.circuit_breaker import BreakerState
 from protocol.clock import Clock
+from protocol.compatibility.releases import RELEASE
 from protocol.identifiers import name_of_quota
 from protocol.outcomes import EpochRefusal
 from regional_agent.cluster.cell import Cell
@@ -34,6 +35,7 @@ REFRESH_INTERVAL_S = 0.01
 REFUSED_FOR_MS = 10_000  # refused exchanges only degrade the region for so long: its leases last
 MOST_LEASES = 100  # of each cell that are read
 MOST_SHOWN = 20  # quotas in a metric
+MOST_NAMES = 10  # that a reason lists
 READ_LEASES_MS = 5_000
 
 
@@ -127,6 +129,18 @@ class AgentHealth:
         verifier = self._region.jwt_verifier
         if verifier is not None and verifier.keys.finding:
             yield _degrading("jwt_keys_stale", verifier.keys.finding)
+        yield from self._unread_findings()
+
+    def _unread_findings(self) -> Iterator[AgentFinding]:
+        """Yield what this release cannot read. Items without an earlier version are not enforced."""
+        found = self._region.set_aside
+        if not found:
+            return
+        names = ", ".join(each.item for each in found[:MOST_NAMES]) + (" and more" if len(found) > MOST_NAMES else "")
+        is_enforced = all(each.is_kept for each in found)
+        consequence = "their last known versions are in force" if is_enforced else "not all of them are enforced"
+        text = f"this release ({RELEASE}) cannot read {names}: {consequence}; upgrade the agent"
+        yield _degrading("newer_policies", text) if is_enforced else AgentFinding("newer_policies", text)
 
     def _coordinator_findings(self, cell: Cell) -> Iterator[AgentFinding]:
         contact, now_ms = cell.quotas.contact, self._clock.monotonic_ms()

@@ -13,6 +13,7 @@ from prometheus_client.utils import INF
 
 from protocol.check import PolicyAnswer
 from protocol.circuit_breaker import BreakerState
+from protocol.compatibility.releases import RELEASE
 from protocol.limits.document import QuotaKind
 from regional_agent.admission.decision_log import DecisionLog
 from regional_agent.admission.rules.modes import REFUND
@@ -22,7 +23,7 @@ from regional_agent.store.library import StoreLibrary, idle_libraries
 from regional_agent.store.sources import shipped_library
 from regional_agent.store.types import PartitionState
 from web.declared_metrics import DeclaredMetrics, counter, gauge, histogram, states, total
-from web.metrics import WAIT_BUCKETS_S, Durations, describe_process, release
+from web.metrics import WAIT_BUCKETS_S, Durations, describe_process
 
 MAX_HOT_KEYS = 10  # at a time: a key names a tenant, and most keys are of no interest to a monitor
 HOT_MILLI = 100_000
@@ -293,7 +294,7 @@ class AgentMetrics(DeclaredMetrics):
     def __init__(self, store_calls: StoreCallStatistics | None = None) -> None:
         self.registry = CollectorRegistry()
         super().__init__(self.registry)
-        describe_process(self.registry, version=release(), store_library=shipped_library().name)
+        describe_process(self.registry, version=RELEASE, store_library=shipped_library().name)
         self.checks = CheckCounts()
         self.registry.register(self.checks)
         self.journal = JournalMetrics(self.registry)

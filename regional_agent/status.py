@@ -7,6 +7,7 @@ from datetime import datetime
 from msgspec import Struct
 
 from protocol.circuit_breaker import BreakerState
+from protocol.compatibility.releases import RELEASE
 from protocol.diagnosis.checks import CheckResult
 from protocol.limits.rates import Rate
 from protocol.units import Units
@@ -16,7 +17,6 @@ from regional_agent.shared_limits.shared_limit import SLOT_MICRO
 from regional_agent.store.connection import KEEPS_ALL, StoreError, StoreUnavailable
 from regional_agent.store.library import idle_libraries
 from regional_agent.store.types import SlotCharge, StoreIncarnation
-from web.diagnosis.release import release
 from web.health import Health, HealthReason, HealthStatus
 
 MOST_LEASES = 1000
@@ -99,9 +99,10 @@ class CellStatus(Struct, frozen=True, kw_only=True):
 
 
 class Status(Struct, frozen=True, kw_only=True):
-    release: str
     region: str
     agent: str
+    release: str
+    coordinator_release: str | None  # as the coordinator stated it last
     epoch: Units | None  # in a Cluster the newest of all cells
     lanes: Units | None
     cells: list[CellStatus]  # of a Cluster
@@ -143,9 +144,10 @@ async def status_of(region: RegionalAgent, health: Health) -> Status:
     incarnations = [cell.epochs.current for cell in region.cells]
     stored = await _stored_in_time(region)
     return Status(
-        release=release(),
         region=region.settings.region,
         agent=region.settings.name,
+        release=RELEASE,
+        coordinator_release=region.coordinator_release,
         epoch=max((incarnation.epoch for incarnation in incarnations if incarnation), default=None),
         lanes=max((incarnation.lanes for incarnation in incarnations if incarnation), default=None),
         cells=_cells(region),

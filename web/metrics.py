@@ -9,7 +9,6 @@ Labels are routes as declared, not paths as sent, so that no client can fill the
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from typing import Any
 
@@ -85,14 +84,6 @@ def describe_process(registry: CollectorRegistry, **build: str) -> None:
     info = Gauge("leasehold_build_info", "1: what this process is built from.", [*sorted(build)], registry=registry)
     info.labels(**build).set(1)
     ProcessCollector(registry=registry)
-
-
-def release() -> str:
-    """Return the version of this package; of a checkout that is not installed, `0+unknown`."""
-    try:
-        return version("leasehold")
-    except PackageNotFoundError:
-        return "0+unknown"
 
 
 def hold_open(scope: MutableMapping[str, Any]) -> None:

@@ -5,17 +5,20 @@ and an answer whatever happens inside, other middleware included. install_reques
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
 import structlog
 from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from protocol.compatibility.releases import RELEASE_HEADER
 from web.metrics import IS_HELD_OPEN, HttpMetrics, method_label
 from web.problems import Problem, answer_to, problem_response
 from web.request_ids import request_id_of
 
+_STATES = RELEASE_HEADER.encode()
 _PROBES = ("/healthz", "/readyz", "/metrics")  # requested every few seconds
 _FAULT = 500  # from this status on, every request is logged
 MAX_LENGTH_DIGITS = 19  # of a Content-Length
@@ -25,20 +28,35 @@ _log = structlog.get_logger("web.requests")
 
 
 def install_requests(
-    app: FastAPI, *, max_body_bytes: int, metrics: HttpMetrics | None = None, quiet: Collection[str] = ()
+    app: FastAPI,
+    *,
+    max_body_bytes: int,
+    metrics: HttpMetrics | None = None,
+    quiet: Collection[str] = (),
+    stated: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Add the middleware to an app. Requests of `quiet` paths are counted, and logged only if they fail."""
+    """Add the middleware to an app. Requests of `quiet` paths are counted, and logged only if they fail.
+
+    A request that states its release is answered with the headers in `stated`.
+    """
     # The middleware that is added last is the outermost.
     app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes)
-    app.add_middleware(RequestContext, metrics=metrics, quiet=quiet)
+    app.add_middleware(RequestContext, metrics=metrics, quiet=quiet, stated=stated)
 
 
 class RequestContext:
     """Adds X-Request-Id, binds the id to all log lines, writes the access log, and answers every exception."""
 
-    def __init__(self, app: ASGIApp, metrics: HttpMetrics | None = None, quiet: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: HttpMetrics | None = None,
+        quiet: Collection[str] = (),
+        stated: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._app = app
         self._metrics = metrics
+        self._stated = [(name.encode(), value.encode()) for name, value in stated.items()]
         self._quiet = frozenset((*_PROBES, *quiet))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,7 +65,8 @@ class RequestContext:
             return
         started_ns = time.perf_counter_ns()
         request_id = request_id_of(scope)
-        reply = _HeadReply(send, request_id) if scope["method"] == "HEAD" else _Reply(send, request_id)
+        stated = self._stated if self._stated and _header(scope, _STATES) is not None else ()
+        reply = (_HeadReply if scope["method"] == "HEAD" else _Reply)(send, request_id, stated)
         inner = _as_get(scope)
         bound = structlog.contextvars.bind_contextvars(request_id=request_id)
         try:
@@ -76,17 +95,17 @@ class RequestContext:
 
 
 class _Reply:
-    """Sends a response, remembers its status, and adds the request id."""
+    """Sends a response, remembers its status, and adds the request id and further headers."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, more: Iterable[tuple[bytes, bytes]]) -> None:
         self._send = send
-        self._header = (b"x-request-id", request_id.encode("ascii"))
+        self._headers = [(b"x-request-id", request_id.encode("ascii")), *more]
         self.status = _CLIENT_GONE
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), self._header]
+            message["headers"] = [*message.get("headers", ()), *self._headers]
         await self._send(message)
 
 

@@ -72,6 +72,17 @@ func hangUp(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
+func TestAnAnswerOfANewerAgentIsReadAsFarAsItIsKnown(t *testing.T) {
+	agent := serve(t, answer(429, `{"allowed":false,"degraded":"neighbour","policies":[{"policy":"export","quota":"exports",
+		"kind":"budget","allowed":false,"limit":1,"share":1,"remaining":0,"reset_ms":1,"retry_after_ms":1,"reason":"over_budget",
+		"added":[1]}],"denied_by":"export","retry_after_ms":1,"blocked_by":"country","added":{"deep":null}}`))
+	client := connect(t, agent.URL, leasehold.Options{OnFailure: leasehold.Raise})
+	decision, err := client.Check(t.Context(), leasehold.Check{Subject: export(t)})
+	if err != nil || decision.Allowed || decision.Degraded != "neighbour" || decision.Reason != "over_budget" {
+		t.Fatalf("%+v, %v", decision, err)
+	}
+}
+
 func TestALostCallIsRepeatedUnderTheSameOperation(t *testing.T) {
 	agent := serve(t, hangUp, answer(500, `{"title":"oops"}`), answer(200, allowed))
 	client := connect(t, agent.URL, leasehold.Options{OnFailure: leasehold.Raise})

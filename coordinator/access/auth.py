@@ -12,6 +12,7 @@ from coordinator.access.authenticate import Caller
 from coordinator.access.rules.audit import Actor
 from coordinator.access.rules.scopes import REGION_PREFIX
 from coordinator.state import Coordinator, CoordinatorDep
+from protocol.compatibility.releases import Peer, is_too_old, peer_of, too_old
 from web.credentials.verify_jwt import is_jwt
 from web.problems import Problem
 from web.request_ids import request_id_of
@@ -30,11 +31,19 @@ async def caller_of(request: Request, coordinator: CoordinatorDep) -> Caller:
     if found is None:
         raise unauthenticated("The token is unknown or revoked.")
     if found.region is not None:
-        coordinator.health.note_seen(found.region)
+        coordinator.health.note_seen(found.region, supported_peer(request))
     return found
 
 
 _WITHOUT_HEADER = "Send a token: `Authorization: Bearer <token>`."
+
+
+def supported_peer(request: Request) -> Peer | None:
+    """Return what an agent states about itself. Raise a Problem if it is too old for this release."""
+    peer = peer_of(request.headers)
+    if peer is not None and is_too_old(peer.release):
+        raise Problem("release-unsupported", too_old(f"agent {peer.name!r}", peer.release, "This coordinator"))
+    return peer
 
 
 def unauthenticated(detail: str) -> Problem:
@@ -93,6 +102,7 @@ class PresumedRegion(NamedTuple):
 
     name: str
     token_hash: bytes | None
+    peer: Peer | None
 
 
 async def presume_this_region(
@@ -105,12 +115,12 @@ async def presume_this_region(
     if token is None:
         raise unauthenticated(_WITHOUT_HEADER)
     if coordinator.jwt_callers is not None and is_jwt(token):
-        return PresumedRegion(await require_this_region(request, region, coordinator), None)
+        return PresumedRegion(await require_this_region(request, region, coordinator), None, supported_peer(request))
     hashed = token_hash(token)
     caller = coordinator.callers.presume(hashed)
     if caller is None or not caller.may(REGION_PREFIX + region):
         await require_this_region(request, region, coordinator)
-    return PresumedRegion(region, hashed)
+    return PresumedRegion(region, hashed, supported_peer(request))
 
 
 def confirm_region(region: PresumedRegion, is_authentic: bool, coordinator: Coordinator) -> None:
@@ -119,7 +129,7 @@ def confirm_region(region: PresumedRegion, is_authentic: bool, coordinator: Coor
         assert region.token_hash is not None
         coordinator.callers.forget(region.token_hash)
         raise unauthenticated("The token is unknown or revoked.")
-    coordinator.health.note_seen(region.name)
+    coordinator.health.note_seen(region.name, region.peer)
 
 
 async def require_a_region(request: Request, coordinator: CoordinatorDep) -> str:

@@ -89,6 +89,16 @@ region_last_seen = Table(
     Column("region", Text, ForeignKey("region.name"), primary_key=True),
     required("last_seen_at", Timestamp),
 )
+# What each agent last stated about itself.
+region_agent = Table(
+    "region_agent",
+    metadata,
+    Column("region", Text, ForeignKey("region.name"), primary_key=True),
+    Column("agent", Text, primary_key=True),
+    required("release", Text),
+    required("capabilities", ARRAY(Text)),
+    required("last_seen_at", Timestamp),
+)
 # One incarnation of a region's store, or of one cell of it.
 region_epoch = Table(
     "region_epoch",

@@ -9,9 +9,9 @@ from msgspec import Struct
 from coordinator.access.auth import RequireScope
 from coordinator.access.authenticate import Caller
 from coordinator.state import CoordinatorDep
+from protocol.compatibility.releases import RELEASE
 from protocol.diagnosis.checks import CheckResult
 from web.bodies import reply
-from web.diagnosis.release import release
 from web.openapi import described
 
 router = APIRouter(tags=["operations"])
@@ -33,7 +33,7 @@ async def get_diagnosis(coordinator: CoordinatorDep, _: Auditor) -> Response:
     report = await coordinator.diagnosis.look()
     return reply(
         Diagnosis(
-            release=release(),
+            release=RELEASE,
             now=coordinator.diagnosis.now(),
             checked_at=report.checked_at,
             checks=report.checks,

@@ -31,8 +31,8 @@ from protocol.messages import (
     ItemRefused,
     Lane,
     LeaseDemand,
-    Message,
     RateReport,
+    ServiceMessage,
     SharesRequest,
     SlotReport,
     body_hash,
@@ -56,21 +56,21 @@ Item = TypeVar("Item", LeaseDemand, RateReport, SlotReport)
 # --- envelopes --------------------------------------------------------------------------------------------------------
 
 
-class _Envelope(Message, frozen=True):
+class _Envelope(ServiceMessage, frozen=True):
     fingerprint: Fingerprint
     exchanges: Annotated[list[msgspec.Raw], Meta(min_length=1, max_length=MAX_EXCHANGES)]
 
 
-class _Exchange(Message, frozen=True):
+class _Exchange(ServiceMessage, frozen=True):
     frozen: Annotated[str, Meta(min_length=2, max_length=MAX_FROZEN_BYTES)]
     live: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class _Live(Message, frozen=True):
+class _Live(ServiceMessage, frozen=True):
     demands: list[msgspec.Raw] = field(default_factory=list)
 
 
-class _Shares(Message, frozen=True):
+class _Shares(ServiceMessage, frozen=True):
     rates: Annotated[list[msgspec.Raw], Meta(max_length=MAX_RATES)] = field(default_factory=list)
     slots: Annotated[list[msgspec.Raw], Meta(max_length=MAX_RATES)] = field(default_factory=list)
 

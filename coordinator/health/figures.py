@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from coordinator.database.connection import Connection
+from coordinator.health.seen import forget_old_agents
 from coordinator.regions.read_regions import read_regions
 
 MOST_REGIONS = 1_000
@@ -77,6 +78,7 @@ async def measure(connection: Connection, now: datetime) -> None:
         "keys": {row["name"]: row["keys"] for row in rows},
         "ledger": LedgerFigures(**dict(ledger)),
     }
+    await forget_old_agents(connection)
     await connection.execute(_KEEP, msgspec.json.encode(measured).decode())
 
 
@@ -115,13 +117,6 @@ async def read_measured(connection: Connection) -> Measured:
         {each["region"]: each["last_seen_at"] for each in seen},
         frozenset(each["region"] for each in seen if each["is_down"]),
     )
-
-
-async def note_seen_regions(connection: Connection, ago_ms: Mapping[str, int]) -> None:
-    """Note how long ago each region was seen. The latest time of any coordinator counts."""
-    if ago_ms:
-        names = sorted(ago_ms)
-        await connection.execute(_NOTE_SEEN, names, [ago_ms[name] for name in names])
 
 
 ACCOUNTS = ("funded", "unallocated", "outstanding", "consumed", "suspense", "overage")
@@ -176,11 +171,4 @@ FROM (VALUES (true)) AS one (row) LEFT JOIN measurement ON only_row
 _LAST_SEEN = """
 SELECT region, last_seen_at, status = 'down' AS is_down
 FROM region_last_seen JOIN region ON region.name = region_last_seen.region
-"""
-_NOTE_SEEN = """
-INSERT INTO region_last_seen (region, last_seen_at)
-SELECT region.name, clock_timestamp() - make_interval(secs => seen.ago_ms / 1000.0)
-FROM unnest($1::text[], $2::bigint[]) AS seen (name, ago_ms) JOIN region USING (name)
-ORDER BY region.name
-ON CONFLICT (region) DO UPDATE SET last_seen_at = greatest(region_last_seen.last_seen_at, excluded.last_seen_at)
 """

@@ -17,12 +17,16 @@ import structlog
 from coordinator.clock import ComparedClock
 from coordinator.database.connection import Connection
 from coordinator.database.engine import SESSION, Url, connect
-from coordinator.health.figures import Measured, note_seen_regions, read_measured
-from coordinator.health.readiness import read_database_clock, schema_revision, write_message
+from coordinator.health.figures import Measured, read_measured
+from coordinator.health.readiness import oldest_release, read_database_clock, schema_revision, write_message
+from coordinator.health.seen import SeenAgents
 from coordinator.installation.operations import look_at_installation
 from coordinator.job_failures import JobFailures
+from coordinator.limits.read_limits import read_limits
 from coordinator.metrics import CoordinatorMetrics
-from migrations.revisions import is_behind
+from coordinator.outages import LimitsNotReadable
+from migrations.revisions import is_behind, known_revisions
+from protocol.compatibility.releases import GUIDE, RELEASE, UPGRADE_ORDER, Peer, minor_of
 from web.credentials.issuer_keys import IssuerKeys
 from web.health import Health, HealthReason, HealthStatus
 
@@ -65,12 +69,13 @@ class CoordinatorHealth:
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._in_use = asyncio.Lock()  # a connection does one thing at a time
         self._looking: asyncio.Task[None] | None = None
+        self._has_read_limits = False  # those that were in force when the process started
         self._database: CoordinatorFinding | None = CoordinatorFinding(
             "starting", "the database has not been checked yet"
         )
         self._since: dict[tuple[str, str], datetime] = {}
         self._failed_looks = 0
-        self._seen_at_ms: dict[str, int] = {}
+        self._seen = SeenAgents(clock)
         self._silent: set[str] = set()
 
     async def run(self) -> None:
@@ -89,9 +94,9 @@ class CoordinatorHealth:
             self._looking = asyncio.create_task(self._look())
         await asyncio.shield(self._looking)
 
-    def note_seen(self, region: str) -> None:
-        """Note that a token of this region was accepted."""
-        self._seen_at_ms[region] = self._clock.monotonic_ms()
+    def note_seen(self, region: str, peer: Peer | None) -> None:
+        """Note that a token of this region was accepted, and what its agent stated."""
+        self._seen.note(region, peer)
 
     def report(self) -> Health:
         found = list(self._findings())
@@ -122,13 +127,18 @@ class CoordinatorHealth:
         reads = False
         try:
             async with self._transaction() as connection:
-                if is_behind(await schema_revision(connection)):
-                    return _SCHEMA_BEHIND
+                if finding := await _schema_finding(connection):
+                    return finding
+                if not self._has_read_limits:
+                    await read_limits(connection)
+                    self._has_read_limits = True
                 asked_at = self._clock.untrusted_now()
                 database_now = await read_database_clock(connection)
                 self._clock.compare(asked_at, database_now, self._clock.untrusted_now())
                 reads = True
                 await write_message(connection)
+        except LimitsNotReadable as error:
+            return CoordinatorFinding("limits_not_readable", str(error))
         except Exception as error:  # of any kind: it cannot commit now
             self._drop_connection()
             return _finding_of(error, reads=reads)
@@ -175,16 +185,15 @@ class CoordinatorHealth:
         """Write which regions were seen here, and read the figures that one coordinator measured for all."""
         if self._database is not None:
             return
-        seen, self._seen_at_ms = self._seen_at_ms, {}
-        now_ms = self._clock.monotonic_ms()
+        seen = self._seen.take()
         try:
             async with self._transaction() as connection:
-                await note_seen_regions(connection, {name: now_ms - at_ms for name, at_ms in seen.items()})
+                await self._seen.write(connection, seen)
                 measured = await read_measured(connection)
                 installation = await look_at_installation(connection, self._addresses, self._clock.untrusted_now())
         except Exception as error:
             self._drop_connection()
-            self._seen_at_ms = seen | self._seen_at_ms
+            self._seen.put_back(seen)
             _log.warning("shared figures could not be read", error=type(error).__name__)
         else:
             self._metrics.ledger.show(measured)
@@ -256,9 +265,24 @@ def _severities(found: Iterable[CoordinatorFinding]) -> Mapping[str, str]:
     return {each.code: each.status.value for each in found}
 
 
-_SCHEMA_BEHIND = CoordinatorFinding(
-    "schema_behind", "the database's schema is older than this coordinator; run `leasehold migrate`"
-)
+async def _schema_finding(connection: Connection) -> CoordinatorFinding | None:
+    """Find a schema of the wrong release. A newer one is right until a step removes what this release needs."""
+    revision = await schema_revision(connection)
+    if is_behind(revision):
+        text = (
+            f"the database's schema ({revision or 'none'}) is older than this coordinator (release {RELEASE}), which "
+            f"needs {known_revisions()[-1]}: run `leasehold migrate` of this release first. Upgrades go in this order: "
+            f"{UPGRADE_ORDER} ({GUIDE})"
+        )
+        return CoordinatorFinding("schema_behind", text)
+    oldest = await oldest_release(connection)
+    if oldest is None or minor_of(oldest) <= minor_of(RELEASE):
+        return None
+    text = (
+        f"the database's schema ({revision}) works with release {oldest} and newer, and this coordinator is of release "
+        f"{RELEASE}: run a coordinator of release {oldest} ({GUIDE})"
+    )
+    return CoordinatorFinding("schema_ahead", text)
 
 
 def _finding_of(error: Exception, *, reads: bool) -> CoordinatorFinding:

@@ -16,6 +16,15 @@ async def schema_revision(connection: Connection) -> str | None:
     return found
 
 
+async def oldest_release(connection: Connection) -> str | None:
+    """Return the oldest release that runs on the schema, if a step has removed what older ones need.
+
+    Such a step says so in a comment: COMMENT ON TABLE alembic_version IS 'needs release 0.3'.
+    """
+    comment: str | None = await connection.fetchval("SELECT obj_description('alembic_version'::regclass)")
+    return comment.removeprefix(_NEEDS) if comment and comment.startswith(_NEEDS) else None
+
+
 async def read_database_clock(connection: Connection) -> datetime:
     now: datetime = await connection.fetchval("SELECT clock_timestamp()")
     return now
@@ -27,3 +36,6 @@ async def write_message(connection: Connection) -> None:
     It changes no table. A transaction that writes nothing would not wait for the disk and the synchronous standby.
     """
     await connection.execute("SELECT pg_logical_emit_message(true, 'leasehold', 'ready')")
+
+
+_NEEDS = "needs release "

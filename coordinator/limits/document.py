@@ -13,6 +13,7 @@ import msgspec
 import yaml
 
 from coordinator.limits.rules.validation import DocumentFault, faults_of
+from protocol.compatibility.strict import strict
 from protocol.counting import counted
 from protocol.limits.document import LimitsDocument, Quota, QuotaFields
 from web.bodies import decode, invalid
@@ -57,6 +58,7 @@ for _tag, (_, _pattern) in _NUMBERS.items():
     _Loader.add_constructor(_tag, _number)
 
 _Dumper: type = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_STRICT = strict(LimitsDocument)
 _PATH = re.compile(r"[^.\[\]]+")
 _BYTE = re.compile(r"byte (\d{1,9})")
 
@@ -90,12 +92,13 @@ def write_yaml(value: object) -> bytes:
 
 def _read(body: bytes, media_type: str) -> LimitsDocument:
     try:
-        return _from_yaml(body) if media_type == YAML else decode(body, LimitsDocument)
+        written = _from_yaml(body) if media_type == YAML else decode(body, _STRICT)
     except Problem as problem:
         if not problem.invalid_parameters:
             raise _placed(problem, body) from None
         faults = [DocumentFault(*each) for each in problem.invalid_parameters]
         refuse_document(body, _faults_of_shape(body, media_type) or faults)
+    return msgspec.convert(msgspec.to_builtins(written), LimitsDocument)
 
 
 def _placed(problem: Problem, body: bytes) -> Problem:
@@ -108,9 +111,9 @@ def _placed(problem: Problem, body: bytes) -> Problem:
     return Problem(problem.kind, _BYTE.sub(place, problem.detail))
 
 
-def _from_yaml(body: bytes) -> LimitsDocument:
+def _from_yaml(body: bytes) -> Any:
     try:
-        return msgspec.convert(_plain_values(body.decode()), LimitsDocument)
+        return msgspec.convert(_plain_values(body.decode()), _STRICT)
     except msgspec.ValidationError as error:
         raise invalid(error) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -199,7 +202,7 @@ def _faults_of_shape(body: bytes, media_type: str) -> list[DocumentFault]:
 def _misshapen(value: object, type_: Any, path: str) -> Iterator[DocumentFault]:
     """Yield the faults of the innermost values that do not fit their type."""
     try:
-        msgspec.convert(value, type_)
+        msgspec.convert(value, strict(type_))
     except msgspec.ValidationError as error:
         inner = [fault for part in _parts(value, type_, path) for fault in part]
         yield from inner or [DocumentFault(*each) for each in invalid(error, path).invalid_parameters]

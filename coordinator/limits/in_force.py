@@ -11,9 +11,10 @@ from uuid import UUID
 import msgspec
 
 from coordinator.database.connection import Connection
+from coordinator.limits.read_limits import stored_document
 from coordinator.limits.rules.entitlement import RegionShare, quotas_of
 from coordinator.rebalancing.rules.region_settings import Setting, Settings
-from protocol.limits.document import LimitsDocument, Quota
+from protocol.limits.document import Quota
 
 
 class Documents:
@@ -31,7 +32,7 @@ class Documents:
         """Return the quotas and the default plan of a version; none before the first document was applied."""
         if (version, applied_at) != self._document:
             text = await connection.fetchval(_DOCUMENT, version, applied_at) if version else b"{}"
-            document = msgspec.json.decode(text, type=LimitsDocument)
+            document = stored_document(text, version)
             self._quotas, self._default_plan = quotas_of(document), document.default_plan
             self._document = version, applied_at
         return self._quotas, self._default_plan

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import msgspec
 
 from coordinator.database.connection import Connection
+from coordinator.outages import LimitsNotReadable
+from protocol.compatibility.releases import GUIDE, RELEASE
 from protocol.limits.document import LimitsDocument
 
 
@@ -22,8 +24,19 @@ async def read_limits(connection: Connection) -> AppliedLimits:
     row = await connection.fetchrow(_NEWEST)
     if row is None:
         return AppliedLimits()
-    document = msgspec.json.decode(row["document"], type=LimitsDocument)
+    document = stored_document(row["document"], row["version"])
     return AppliedLimits(row["version"], document, row["applied_at"], row["applied_by"])
+
+
+def stored_document(text: str | bytes, version: int) -> LimitsDocument:
+    """Decode a stored document. A release that cannot read it must not decide anything: raises LimitsNotReadable."""
+    try:
+        return msgspec.json.decode(text, type=LimitsDocument)
+    except msgspec.ValidationError as error:
+        raise LimitsNotReadable(
+            f"version {version} of the limits document was applied by a newer release than this coordinator's "
+            f"({RELEASE}): {error}. Before going back, apply a document that both releases know ({GUIDE})"
+        ) from None
 
 
 _NEWEST = """

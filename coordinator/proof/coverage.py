@@ -126,6 +126,7 @@ COVERAGE: Mapping[str, Proven | NotProven] = {
     "idempotency_record": NotProven("answers that an Idempotency-Key repeats; what was done is proven"),
     "measurement": NotProven("figures for metrics, measured again and again"),
     "region_last_seen": NotProven("when each region was last heard: health shows it"),
+    "region_agent": NotProven("which release each agent is of, and when it was last heard"),
     "job": NotProven("when a job is due"),
     "position_gate": NotProven("it has no rows: it is locked"),
 }

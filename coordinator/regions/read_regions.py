@@ -5,10 +5,20 @@ from collections.abc import Iterable
 from datetime import datetime
 
 import asyncpg
+import msgspec
 from msgspec import Struct
 
 from coordinator.database.connection import Connection
 from coordinator.epochs.rules.split_brain import WINDOW, conflicting_stores
+
+
+class AgentView(Struct, frozen=True):
+    """An agent of a region, as it stated itself within the last day."""
+
+    name: str
+    release: str
+    capabilities: list[str]
+    last_seen_at: datetime
 
 
 class RegionView(Struct, frozen=True):
@@ -20,6 +30,7 @@ class RegionView(Struct, frozen=True):
     split_brain: bool = False  # two stores open epochs under its name in turn, and are refused further ones
     last_seen_at: datetime | None = None  # by any coordinator, to about ten seconds
     regressed_lanes: int = 0  # lanes that wait for an approved rebase
+    agents: list[AgentView] = []
 
 
 async def read_region(connection: Connection, name: str, now: datetime) -> RegionView | None:
@@ -35,7 +46,8 @@ async def read_regions(connection: Connection, after: str, count: int, now: date
 
 def _region(row: asyncpg.Record) -> RegionView:
     fields = dict(row)
-    return RegionView(split_brain=_has_split_brain(fields.pop("openings")), **fields)
+    agents = msgspec.json.decode(fields.pop("agents"), type=list[AgentView])
+    return RegionView(split_brain=_has_split_brain(fields.pop("openings")), agents=agents, **fields)
 
 
 def _has_split_brain(openings: Iterable[str]) -> bool:
@@ -52,6 +64,9 @@ SELECT name, weight, status, created_at,
     (SELECT last_seen_at FROM region_last_seen WHERE region_last_seen.region = region.name) AS last_seen_at,
     ARRAY(SELECT its.cell || ' ' || its.fingerprint FROM region_epoch AS its
         WHERE its.region = region.name AND its.opened_at > $1) AS openings,
+    (SELECT coalesce(json_agg(json_build_object('name', its.agent, 'release', its.release,
+        'capabilities', its.capabilities, 'last_seen_at', its.last_seen_at) ORDER BY its.agent), '[]')::text
+        FROM region_agent AS its WHERE its.region = region.name) AS agents,
     (SELECT count(DISTINCT (lane.epoch, lane.lane)) FROM region_epoch AS its JOIN lane USING (epoch)
         JOIN quarantine ON quarantine.epoch = lane.epoch AND quarantine.lane = lane.lane
             AND quarantine.quota = '' AND quarantine.seq > lane.last_seq

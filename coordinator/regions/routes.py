@@ -55,7 +55,7 @@ class RegionList(Struct, frozen=True):
 
 @router.get("/v1/regions", **described(answers={200: RegionList}))
 async def list_regions(coordinator: CoordinatorDep, _: Reader, query: Annotated[PageQuery, Query()]) -> Response:
-    """Return regions by name, with their weight, status and epoch."""
+    """Return regions by name, with their weight, status, epoch and agents."""
     page, now = query.page("regions"), coordinator.clock.now()
     rows = await coordinator.database.read(lambda c: read_regions(c, page.after(str) or "", page.size + 1, now))
     return reply(RegionList(rows[: page.size], page.links(rows, lambda row: row.name)))

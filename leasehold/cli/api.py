@@ -14,6 +14,7 @@ import typer
 
 from leasehold.cli.environment import secret_of
 from leasehold.cli.output import fail, print_table, warn
+from protocol.compatibility.releases import is_too_old, peer_of, stated, too_old
 
 if TYPE_CHECKING:
     import httpx
@@ -90,7 +91,9 @@ class Cli:
         if not token:
             how = f"`leasehold token create --scope {self._scope}`"
             fail(f"{TOKEN} is not set. It must be a token with the scope {self._scope}, such as {how} makes.")
-        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=TIMEOUT_S)
+        headers = {"Authorization": f"Bearer {token}", **stated()}
+        hooks = {"response": [_refuse_too_old]}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT_S, event_hooks=hooks)
 
     # --- calls
 
@@ -178,6 +181,13 @@ def connected(cli: Cli) -> Iterator[Cli]:
     finally:
         if "client" in vars(cli):
             cli.client.close()
+
+
+def _refuse_too_old(response: "httpx.Response") -> None:
+    """End the command if the coordinator is too old for it."""
+    peer = peer_of(response.headers)
+    if peer is not None and is_too_old(peer.release):
+        fail(too_old("the coordinator", peer.release, "This command"))
 
 
 def answer(response: "httpx.Response", *, file: str | None = None) -> Any:

@@ -1,5 +1,7 @@
 """All commands. Each imports what it needs when it is run, so that the help is printed at once."""
 
+from typing import Annotated
+
 import typer
 
 from leasehold.cli import check, doctor, limits, regions, services, up, verify
@@ -15,16 +17,33 @@ from leasehold.cli.rebalance import rebalance
 from leasehold.cli.regions import region
 from leasehold.cli.tokens import token
 from leasehold.cli.webhooks import installation, webhook
+from protocol.compatibility.releases import RELEASE
 
 # Pretty tracebacks would print local variables, and with them secrets.
 app = typer.Typer(
     name="leasehold",
-    help="A multi-region quota coordinator with a reservation protocol.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_release(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(RELEASE)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_release, is_eager=True, help="Print the release.")
+    ] = False,
+) -> None:
+    """A multi-region quota coordinator with a reservation protocol."""
+
+
 for module in (up, services, doctor, verify, limits, check, usage, regions):
     app.add_typer(module.commands)
 app.add_typer(quota, name="quota")

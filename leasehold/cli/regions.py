@@ -1,6 +1,7 @@
 """`leasehold region`, `allocations`, `rates` and `slots`: the regions, and what each of them holds or may use."""
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -54,8 +55,15 @@ REGION: dict[str, Column] = {
     "status": "status",
     "epoch": lambda each: str(each["epoch"] or ""),
     "last seen": lambda each: each.get("last_seen_at") or "never",
+    "agents": lambda each: _agents(each.get("agents", ())),
     "faults": _faults,
 }
+
+
+def _agents(agents: Sequence[dict[str, Any]]) -> str:
+    """Return how many agents there are of each release."""
+    counts = Counter(agent["release"] for agent in agents)
+    return ", ".join(f"{count} of {release}" for release, count in sorted(counts.items()))
 
 
 # --- allowances -------------------------------------------------------------------------------------------------------

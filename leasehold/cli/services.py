@@ -60,7 +60,7 @@ def migrate() -> None:
     from sqlalchemy.exc import SQLAlchemyError
 
     from migrations.roles import COORDINATOR, RoleMissing
-    from migrations.run import SchemaIsNewer, upgrade
+    from migrations.run import AgentsTooOld, SchemaIsNewer, upgrade
 
     try:
         if not upgrade(url, secret_of(COORDINATOR_URL_VARIABLE)):
@@ -68,7 +68,7 @@ def migrate() -> None:
                 f"the schema is up to date, but the role {COORDINATOR} does not exist, and this owner may not create "
                 f"roles: have a superuser run CREATE ROLE {COORDINATOR} NOLOGIN, and migrate again"
             )
-    except (RoleMissing, SchemaIsNewer, OSError, PostgresError, InterfaceError, SQLAlchemyError) as error:
+    except (RoleMissing, SchemaIsNewer, AgentsTooOld, OSError, PostgresError, InterfaceError, SQLAlchemyError) as error:
         fail(f"the schema was not brought up to date, nothing was changed: {error}")
 
 

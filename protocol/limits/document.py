@@ -50,8 +50,12 @@ LimitValue = int | str  # units of an allowance or a concurrency, a rate such as
 Limit = LimitValue | dict[str, LimitValue]
 
 
-class DocumentPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of the document. An unknown field is an error: a misspelt one would silently keep its default."""
+class DocumentPart(Struct, frozen=True, kw_only=True):
+    """A part of the document.
+
+    Unknown fields are ignored, so that agents and coordinators read what a newer release has stored. What people apply
+    is read as `strict` (protocol/compatibility/strict.py).
+    """
 
 
 class QuotaKind(StrEnum):
@@ -255,6 +259,7 @@ class PolicyBundle(Struct, frozen=True, kw_only=True):
     total_weight: PositiveUnits
     overrides: list[OverrideTerm] = []  # of two with the same key, the last one in force applies
     hold_key: bytes = b""  # the key of the region that its agents seal hold ids with
+    requires: dict[str, list[str]] = {}  # capabilities that a reader needs, by item: `quotas.api`, `policies.search`
 
 
 class Horizon(NamedTuple):

@@ -38,12 +38,12 @@ class Verdict(Struct, frozen=True, gc=False):
 def answer_of(allowed: bool, degraded: str | None, policies: list[PolicyAnswer]) -> CheckAnswer:
     """Return the answer of a check. `denied_by` is the policy that will pass last, or never."""
     if allowed:
-        return CheckAnswer(allowed=True, degraded=degraded, policies=policies, denied_by=None, retry_after_ms=0)  # type: ignore[arg-type]
+        return CheckAnswer(allowed=True, degraded=degraded, policies=policies, denied_by=None, retry_after_ms=0)
     denials = [policy for policy in policies if not (policy.allowed or policy.shadow)]
     last = max(denials, key=_passes_last, default=None)
     return CheckAnswer(
         allowed=allowed,
-        degraded=degraded,  # type: ignore[arg-type]  # the modes of StoreFailure
+        degraded=degraded,
         policies=policies,
         denied_by=None if last is None else last.policy,
         retry_after_ms=0 if last is None else last.retry_after_ms,

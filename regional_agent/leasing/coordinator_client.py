@@ -1,22 +1,23 @@
-"""The agent's client of the coordinator's HTTP API. It retries nothing: each loop owns its retries."""
+"""The agent's client of the coordinator's HTTP API. It retries nothing: each loop owns its retries.
+
+Each call states the agent's release, and each answer the coordinator's. A coordinator that is too old is refused.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from typing import TypeVar
 
 import httpx
 import msgspec
 from pydantic import SecretStr
 
-from protocol.blocks import BlockList
-from protocol.limits.document import PolicyBundle
+from protocol.compatibility.releases import Peer, is_too_old, peer_of, stated, too_old
 from protocol.messages import (
     EpochOpened,
     ExchangeRequest,
     ExchangeResponse,
     OpenEpoch,
     RebindEpoch,
-    ResetBatch,
     SharesRequest,
     SharesResponse,
     Signal,
@@ -66,12 +67,14 @@ class _CurrentToken(httpx.Auth):
 
 
 class CoordinatorClient:
-    def __init__(self, url: str, token: SecretStr, region: str) -> None:
+    def __init__(self, url: str, token: SecretStr, region: str, agent: str = "") -> None:
         self._region = f"/v1/regions/{region}"
         self._tags: dict[str, str] = {}  # of the latest answer of each feed
+        self.peer: Peer | None = None  # what the coordinator stated last
         self._http = httpx.AsyncClient(
             base_url=url,
             auth=_CurrentToken(token),
+            headers=stated(agent),
             timeout=httpx.Timeout(5.0, pool=None),
             limits=httpx.Limits(keepalive_expiry=KEPT_S),
             trust_env=False,
@@ -93,25 +96,25 @@ class CoordinatorClient:
     async def shares(self, request: SharesRequest) -> SharesResponse:
         return await self._post(f"{self._region}/shares", msgspec.json.encode(request), SharesResponse)
 
-    async def policies(self, since: int | None) -> PolicyBundle | None:
-        """Return the newest policies, or None if none newer than `since` arrived while the coordinator waited."""
-        return await self._newer("/v1/policies", since, PolicyBundle)
+    async def policies(self, since: int | None, read: Callable[[bytes], T]) -> T | None:
+        """Read the newest policies, or return None if none newer than `since` arrived while the coordinator waited."""
+        return await self._newer("/v1/policies", since, read)
 
-    async def blocks(self, since: int | None) -> BlockList | None:
-        """Return the newest block list, or None as `policies` does."""
-        return await self._newer("/v1/blocks", since, BlockList)
+    async def blocks(self, since: int | None, read: Callable[[bytes], T]) -> T | None:
+        """Read the newest block list, or return None as `policies` does."""
+        return await self._newer("/v1/blocks", since, read)
 
-    async def resets(self, since: int | None) -> ResetBatch | None:
-        """Return the resets after `since`, or None as `policies` does. A coordinator of an older release has none."""
+    async def resets(self, since: int | None, read: Callable[[bytes], T]) -> T | None:
+        """Read the resets after `since`, or return None as `policies` does. An older coordinator has none."""
         try:
-            return await self._newer("/v1/resets", since, ResetBatch)
+            return await self._newer("/v1/resets", since, read)
         except CoordinatorRefused as refused:
             if refused.status != httpx.codes.NOT_FOUND:
                 raise
             await asyncio.sleep(LONG_POLL_S)
             return None
 
-    async def _newer(self, path: str, since: int | None, type_: type[T]) -> T | None:
+    async def _newer(self, path: str, since: int | None, read: Callable[[bytes], T]) -> T | None:
         params = {} if since is None else {"since": since}
         known = self._tags.get(path) if since is not None else None  # a restored ledger repeats numbers
         headers = {"If-None-Match": known} if known else {}
@@ -119,9 +122,10 @@ class CoordinatorClient:
             answer = await self._http.get(path, params=params, headers=headers, timeout=LONG_POLL_S)
         except httpx.HTTPError as error:
             raise CoordinatorUnavailable(f"{type(error).__name__}: {error}") from error
+        self._note_release(answer)
         if answer.status_code == httpx.codes.NOT_MODIFIED:
             return None
-        content = _decoded(answer, type_)
+        content = _decoded(answer, read)
         self._tags[path] = answer.headers.get("ETag", "")
         return content
 
@@ -130,6 +134,7 @@ class CoordinatorClient:
         timeout = httpx.Timeout(5.0, read=SILENCE_S, pool=None)
         try:
             async with self._http.stream("GET", f"{self._region}/signals", timeout=timeout) as answer:
+                self._note_release(answer)
                 if answer.status_code != httpx.codes.OK:
                     await answer.aread()
                     _raise(answer)
@@ -144,14 +149,24 @@ class CoordinatorClient:
             answer = await self._http.post(path, content=body, headers={"Content-Type": "application/json"})
         except httpx.HTTPError as error:
             raise CoordinatorUnavailable(f"{type(error).__name__}: {error}") from error
-        return _decoded(answer, type_)
+        self._note_release(answer)
+        return _decoded(answer, lambda body: msgspec.json.decode(body, type=type_))
+
+    def _note_release(self, answer: httpx.Response) -> None:
+        """Note what the coordinator states. Raise CoordinatorRefused if it is too old for this release."""
+        peer = peer_of(answer.headers)
+        if peer is None:
+            return  # such as a proxy's answer
+        self.peer = peer
+        if is_too_old(peer.release):
+            raise CoordinatorRefused(httpx.codes.CONFLICT, too_old("the coordinator", peer.release, "This agent"))
 
 
-def _decoded(answer: httpx.Response, type_: type[T]) -> T:
+def _decoded(answer: httpx.Response, read: Callable[[bytes], T]) -> T:
     if answer.status_code >= httpx.codes.BAD_REQUEST:
         _raise(answer)
     try:
-        return msgspec.json.decode(answer.content, type=type_)
+        return read(answer.content)
     except msgspec.MsgspecError as error:
         raise CoordinatorUnavailable(f"the coordinator's answer could not be decoded: {error}") from error
 

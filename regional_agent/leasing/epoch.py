@@ -21,10 +21,12 @@ from collections.abc import Callable
 
 import structlog
 
+from protocol.compatibility.releases import RELEASE
 from protocol.messages import OpenEpoch, RebindEpoch
 from protocol.outcomes import EpochRefusal
 from regional_agent.cluster.rules.cells import CELLS
 from regional_agent.leasing.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
+from regional_agent.store import keys
 from regional_agent.store.connection import KEEPS_ALL, Store, StoreError, StoreUnavailable
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import Fence, StoreIncarnation
@@ -212,8 +214,10 @@ class EpochManager:
 
     async def _begin(self, fingerprint: str) -> Fence:
         before = await self._scripts.read_fence()
+        _refuse_newer_format(before)
         whole = await self._whole_epoch(before, fingerprint)
         fence = await self._scripts.begin_incarnation(fingerprint, secrets.token_hex(16), self._ended_nonce, whole)
+        _refuse_newer_format(fence)
         if fence.epoch is not None and fence.epoch < self._newest_epoch:
             # The address leads to an older store again: its old epoch does not come back.
             assert fence.nonce is not None
@@ -247,3 +251,12 @@ class EpochManager:
             raise StoreUnavailable("the store restarted while its epoch was rebound")
         log.info("epoch rebound", epoch=fence.epoch)
         return fence.epoch
+
+
+def _refuse_newer_format(fence: Fence) -> None:
+    """Raise StoreUnavailable if a newer release has changed the store's keys in a way that this one cannot read."""
+    if fence.format > keys.FORMAT:
+        raise StoreUnavailable(
+            f"the store's keys have the format {fence.format} of a newer release, and this agent (release {RELEASE}) "
+            f"knows the format {keys.FORMAT}: upgrade the agent"
+        )

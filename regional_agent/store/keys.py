@@ -7,6 +7,7 @@ so an older epoch's usage stays readable beside the current one's.
 
 from protocol.identifiers import lane_of
 
+FORMAT = OLDEST_FORMAT = 1  # of the keys and their content, which the fence has as well: see lua/README.md
 FENCE = b"lh:fence"
 EPOCHS = b"lh:epochs"
 PROBE = b"lh:probe"

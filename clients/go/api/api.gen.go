@@ -64,6 +64,30 @@ func (e CheckMode) Valid() bool {
 	}
 }
 
+// Defines values for CheckAnswerBlockedBy.
+const (
+	CheckAnswerBlockedByAPIKey CheckAnswerBlockedBy = "api_key"
+	CheckAnswerBlockedByIP     CheckAnswerBlockedBy = "ip"
+	CheckAnswerBlockedByTenant CheckAnswerBlockedBy = "tenant"
+	CheckAnswerBlockedByUser   CheckAnswerBlockedBy = "user"
+)
+
+// Valid indicates whether the value is a known member of the CheckAnswerBlockedBy enum.
+func (e CheckAnswerBlockedBy) Valid() bool {
+	switch e {
+	case CheckAnswerBlockedByAPIKey:
+		return true
+	case CheckAnswerBlockedByIP:
+		return true
+	case CheckAnswerBlockedByTenant:
+		return true
+	case CheckAnswerBlockedByUser:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for CheckAnswerDegraded.
 const (
 	CheckAnswerDegradedClosed CheckAnswerDegraded = "closed"
@@ -97,6 +121,30 @@ func (e CheckAnswerUnmatched) Valid() bool {
 	case CheckAnswerUnmatchedDeny:
 		return true
 	case CheckAnswerUnmatchedWarn:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for CheckAnswerProblemBlockedBy.
+const (
+	CheckAnswerProblemBlockedByAPIKey CheckAnswerProblemBlockedBy = "api_key"
+	CheckAnswerProblemBlockedByIP     CheckAnswerProblemBlockedBy = "ip"
+	CheckAnswerProblemBlockedByTenant CheckAnswerProblemBlockedBy = "tenant"
+	CheckAnswerProblemBlockedByUser   CheckAnswerProblemBlockedBy = "user"
+)
+
+// Valid indicates whether the value is a known member of the CheckAnswerProblemBlockedBy enum.
+func (e CheckAnswerProblemBlockedBy) Valid() bool {
+	switch e {
+	case CheckAnswerProblemBlockedByAPIKey:
+		return true
+	case CheckAnswerProblemBlockedByIP:
+		return true
+	case CheckAnswerProblemBlockedByTenant:
+		return true
+	case CheckAnswerProblemBlockedByUser:
 		return true
 	default:
 		return false
@@ -300,13 +348,16 @@ type CheckMode string
 // CheckAnswer defines model for CheckAnswer.
 type CheckAnswer struct {
 	Allowed      bool                  `json:"allowed"`
-	BlockedBy    *BlockField           `json:"blocked_by,omitempty"`
+	BlockedBy    *CheckAnswerBlockedBy `json:"blocked_by,omitempty"`
 	Degraded     *CheckAnswerDegraded  `json:"degraded"`
 	DeniedBy     *string               `json:"denied_by"`
 	Policies     []PolicyAnswer        `json:"policies"`
 	RetryAfterMs *int64                `json:"retry_after_ms"`
 	Unmatched    *CheckAnswerUnmatched `json:"unmatched,omitempty"`
 }
+
+// CheckAnswerBlockedBy defines model for CheckAnswer.BlockedBy.
+type CheckAnswerBlockedBy string
 
 // CheckAnswerDegraded defines model for CheckAnswer.Degraded.
 type CheckAnswerDegraded string
@@ -316,10 +367,10 @@ type CheckAnswerUnmatched string
 
 // CheckAnswerProblem defines model for CheckAnswerProblem.
 type CheckAnswerProblem struct {
-	Allowed   bool                        `json:"allowed"`
-	BlockedBy *BlockField                 `json:"blocked_by,omitempty"`
-	Degraded  *CheckAnswerProblemDegraded `json:"degraded"`
-	DeniedBy  *string                     `json:"denied_by"`
+	Allowed   bool                         `json:"allowed"`
+	BlockedBy *CheckAnswerProblemBlockedBy `json:"blocked_by,omitempty"`
+	Degraded  *CheckAnswerProblemDegraded  `json:"degraded"`
+	DeniedBy  *string                      `json:"denied_by"`
 
 	// Detail What happened, and what to do.
 	Detail string `json:"detail,omitempty"`
@@ -349,10 +400,13 @@ type CheckAnswerProblem struct {
 
 	// Type The kind of problem. It is stable, and a path of this server that explains the kind. New kinds may be added.
 	//
-	// Examples: /problems/adjustment-refused, /problems/archived, /problems/bad-request, /problems/blocked, /problems/body-too-large, /problems/clock-not-trusted, /problems/coordinator-unavailable, /problems/cost-above-limit, /problems/cut-off, /problems/database-unavailable, /problems/export-gone, /problems/export-not-ready, /problems/forbidden, /problems/foreign-origin, /problems/full, /problems/headers-too-large, /problems/hold-ended, /problems/hold-needed, /problems/hold-not-extended, /problems/hold-unknown, /problems/idempotency-key-in-flight, /problems/idempotency-key-reused, /problems/internal-error, /problems/invalid-json, /problems/invalid-request, /problems/issuer-unavailable, /problems/method-not-allowed, /problems/misdirected, /problems/no-lease, /problems/nonce-of-another-incarnation, /problems/not-found, /problems/not-ready, /problems/operation-conflict, /problems/over-budget, /problems/period-not-archivable, /problems/period-not-closable, /problems/precondition-failed, /problems/quota-exceeded, /problems/range-not-satisfiable, /problems/rebalance-impossible, /problems/rebalance-running, /problems/rebind-refused, /problems/region-down, /problems/region-drained, /problems/request-timeout, /problems/resolution-refused, /problems/store-unavailable, /problems/two-stores, /problems/unauthenticated, /problems/unmatched, /problems/unsupported-media-type
+	// Examples: /problems/adjustment-refused, /problems/archived, /problems/bad-request, /problems/blocked, /problems/body-too-large, /problems/clock-not-trusted, /problems/coordinator-unavailable, /problems/cost-above-limit, /problems/cut-off, /problems/database-unavailable, /problems/export-gone, /problems/export-not-ready, /problems/forbidden, /problems/foreign-origin, /problems/full, /problems/headers-too-large, /problems/hold-ended, /problems/hold-needed, /problems/hold-not-extended, /problems/hold-unknown, /problems/idempotency-key-in-flight, /problems/idempotency-key-reused, /problems/internal-error, /problems/invalid-json, /problems/invalid-request, /problems/issuer-unavailable, /problems/limits-not-readable, /problems/method-not-allowed, /problems/misdirected, /problems/no-lease, /problems/nonce-of-another-incarnation, /problems/not-found, /problems/not-ready, /problems/operation-conflict, /problems/over-budget, /problems/period-not-archivable, /problems/period-not-closable, /problems/precondition-failed, /problems/quota-exceeded, /problems/range-not-satisfiable, /problems/rebalance-impossible, /problems/rebalance-running, /problems/rebind-refused, /problems/region-down, /problems/region-drained, /problems/release-unsupported, /problems/request-timeout, /problems/resolution-refused, /problems/store-unavailable, /problems/two-stores, /problems/unauthenticated, /problems/unmatched, /problems/unsupported-media-type
 	Type      string                       `json:"type"`
 	Unmatched *CheckAnswerProblemUnmatched `json:"unmatched,omitempty"`
 }
+
+// CheckAnswerProblemBlockedBy defines model for CheckAnswerProblem.BlockedBy.
+type CheckAnswerProblemBlockedBy string
 
 // CheckAnswerProblemDegraded defines model for CheckAnswerProblem.Degraded.
 type CheckAnswerProblemDegraded string
@@ -365,7 +419,7 @@ type CheckBatch struct {
 	Checks []Check `json:"checks"`
 }
 
-// DenialCause Why a policy denies a request, in the words that services, metrics and logs see.
+// DenialCause Why a policy denies a request, in the words that services, metrics and logs see. A newer agent may use others.
 type DenialCause string
 
 // ExplainAnswer For each policy of the document, in its order: does it match, and if not, which conditions are not met.
@@ -504,7 +558,7 @@ type Problem struct {
 
 	// Type The kind of problem. It is stable, and a path of this server that explains the kind. New kinds may be added.
 	//
-	// Examples: /problems/adjustment-refused, /problems/archived, /problems/bad-request, /problems/blocked, /problems/body-too-large, /problems/clock-not-trusted, /problems/coordinator-unavailable, /problems/cost-above-limit, /problems/cut-off, /problems/database-unavailable, /problems/export-gone, /problems/export-not-ready, /problems/forbidden, /problems/foreign-origin, /problems/full, /problems/headers-too-large, /problems/hold-ended, /problems/hold-needed, /problems/hold-not-extended, /problems/hold-unknown, /problems/idempotency-key-in-flight, /problems/idempotency-key-reused, /problems/internal-error, /problems/invalid-json, /problems/invalid-request, /problems/issuer-unavailable, /problems/method-not-allowed, /problems/misdirected, /problems/no-lease, /problems/nonce-of-another-incarnation, /problems/not-found, /problems/not-ready, /problems/operation-conflict, /problems/over-budget, /problems/period-not-archivable, /problems/period-not-closable, /problems/precondition-failed, /problems/quota-exceeded, /problems/range-not-satisfiable, /problems/rebalance-impossible, /problems/rebalance-running, /problems/rebind-refused, /problems/region-down, /problems/region-drained, /problems/request-timeout, /problems/resolution-refused, /problems/store-unavailable, /problems/two-stores, /problems/unauthenticated, /problems/unmatched, /problems/unsupported-media-type
+	// Examples: /problems/adjustment-refused, /problems/archived, /problems/bad-request, /problems/blocked, /problems/body-too-large, /problems/clock-not-trusted, /problems/coordinator-unavailable, /problems/cost-above-limit, /problems/cut-off, /problems/database-unavailable, /problems/export-gone, /problems/export-not-ready, /problems/forbidden, /problems/foreign-origin, /problems/full, /problems/headers-too-large, /problems/hold-ended, /problems/hold-needed, /problems/hold-not-extended, /problems/hold-unknown, /problems/idempotency-key-in-flight, /problems/idempotency-key-reused, /problems/internal-error, /problems/invalid-json, /problems/invalid-request, /problems/issuer-unavailable, /problems/limits-not-readable, /problems/method-not-allowed, /problems/misdirected, /problems/no-lease, /problems/nonce-of-another-incarnation, /problems/not-found, /problems/not-ready, /problems/operation-conflict, /problems/over-budget, /problems/period-not-archivable, /problems/period-not-closable, /problems/precondition-failed, /problems/quota-exceeded, /problems/range-not-satisfiable, /problems/rebalance-impossible, /problems/rebalance-running, /problems/rebind-refused, /problems/region-down, /problems/region-drained, /problems/release-unsupported, /problems/request-timeout, /problems/resolution-refused, /problems/store-unavailable, /problems/two-stores, /problems/unauthenticated, /problems/unmatched, /problems/unsupported-media-type
 	Type string `json:"type"`
 }
 

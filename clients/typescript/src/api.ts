@@ -306,7 +306,7 @@ export interface components {
         /** CheckAnswer */
         CheckAnswer: {
             allowed: boolean;
-            blocked_by?: components["schemas"]["BlockField"] | null;
+            blocked_by?: ("api_key" | "ip" | "tenant" | "user") | null;
             degraded: ("closed" | "local" | "open") | null;
             denied_by: string | null;
             policies: components["schemas"]["PolicyAnswer"][];
@@ -337,7 +337,7 @@ export interface components {
         CheckState: "failed" | "ok" | "unknown" | "warning";
         /**
          * DenialCause
-         * @description Why a policy denies a request, in the words that services, metrics and logs see.
+         * @description Why a policy denies a request, in the words that services, metrics and logs see. A newer agent may use others.
          * @enum {string}
          */
         DenialCause: "cut_off" | "drained" | "expired" | "limit" | "never" | "no_lease" | "store";
@@ -629,6 +629,7 @@ export interface components {
              * @example /problems/invalid-json
              * @example /problems/invalid-request
              * @example /problems/issuer-unavailable
+             * @example /problems/limits-not-readable
              * @example /problems/method-not-allowed
              * @example /problems/misdirected
              * @example /problems/no-lease
@@ -647,6 +648,7 @@ export interface components {
              * @example /problems/rebind-refused
              * @example /problems/region-down
              * @example /problems/region-drained
+             * @example /problems/release-unsupported
              * @example /problems/request-timeout
              * @example /problems/resolution-refused
              * @example /problems/store-unavailable
@@ -747,6 +749,7 @@ export interface components {
             cells: components["schemas"]["CellStatus"][];
             checked_at: string | null;
             checks: components["schemas"]["CheckResult"][];
+            coordinator_release: string | null;
             epoch: number | null;
             faults: string[];
             hot_keys: components["schemas"]["HotKeyStatus"][];

@@ -68,6 +68,15 @@ function answer(status: number, body: unknown): Handler {
 
 const hangUp: Handler = (response) => response.destroy();
 
+test("an answer of a newer agent is read as far as it is known", async (context) => {
+  const policy = { policy: "export", quota: "exports", kind: "budget", allowed: false, reason: "over_budget" };
+  const numbers = { limit: 1, share: 1, remaining: 0, reset_ms: 1, retry_after_ms: 1, added: [1] };
+  const newer = { ...ALLOWED, allowed: false, denied_by: "export", degraded: "neighbour", added: { deep: null } };
+  const agent = await ScriptedAgent.serve(context, answer(429, { ...newer, policies: [{ ...policy, ...numbers }] }));
+  const decision = await new Client(agent.url, { onFailure: "raise" }).check({ subject });
+  assert.deepEqual([decision.allowed, decision.degraded, decision.reason], [false, "neighbour", "over_budget"]);
+});
+
 test("a lost call is repeated under the same operation", async (context) => {
   const agent = await ScriptedAgent.serve(context, hangUp, answer(500, { title: "oops" }), answer(200, ALLOWED));
   const client = new Client(agent.url, { onFailure: "raise" });

@@ -92,7 +92,7 @@ class Weather:
     """The faults of calls on their way to the coordinator and back."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+        self.app = app
         self.swallows_requests = False
         self.swallows_replies_to: set[str] = set()
         self.swallowed = 0
@@ -102,19 +102,19 @@ class Weather:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
         elif self.swallows_requests:
             await _answer_nothing_of_use(send)
         elif self.answers_for_it is not None and scope["method"] == "POST":
             await self._answer_or_pass_on(self.answers_for_it, scope, receive, send)
         elif hook := self._hook(scope["path"]):
-            await self._app(scope, receive, _after(hook, send))
+            await self.app(scope, receive, _after(hook, send))
         elif any(scope["path"].endswith(end) for end in self.swallows_replies_to):
-            await self._app(scope, receive, _nowhere)
+            await self.app(scope, receive, _nowhere)
             self.swallowed += 1
             await _answer_nothing_of_use(send)
         else:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
 
     async def _answer_or_pass_on(
         self, answer_of: Callable[[str, bytes], tuple[int, bytes] | None], scope: Scope, receive: Receive, send: Send
@@ -133,7 +133,7 @@ class Weather:
         async def again() -> Message:
             return parts.pop() if parts else await receive()
 
-        await self._app(scope, again, send)
+        await self.app(scope, again, send)
 
     def _hook(self, path: str) -> Callable[[], Awaitable[None]] | None:
         """Each fault happens once."""

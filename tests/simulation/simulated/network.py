@@ -27,7 +27,7 @@ from coordinator.outages import DatabaseUnavailable
 from coordinator.shared_limits.rules import Shared
 from coordinator.shared_limits.share_rates import decide, terms_asked
 from protocol.blocks import BlockList
-from protocol.limits.document import PolicyBundle
+from protocol.compatibility.releases import Peer
 from protocol.messages import (
     EpochOpened,
     ExchangeRequest,
@@ -267,6 +267,8 @@ class Coordinators:
 class VirtualClient:
     """One agent's CoordinatorClient."""
 
+    peer: Peer | None = None  # nothing is stated: all are of one release
+
     def __init__(self, region: str, coordinators: Coordinators, weather: Weather, is_alive: Callable[[], bool]) -> None:
         self._region = region
         self._coordinators = coordinators
@@ -305,7 +307,7 @@ class VirtualClient:
         assert isinstance(answer, bytes)
         return msgspec.json.decode(answer, type=SharesResponse)
 
-    async def policies(self, since: int | None) -> PolicyBundle | None:
+    async def policies(self, since: int | None, read: Callable[[bytes], T]) -> T | None:
         """Policies come by another call, with the same weather; long polls are one question each second."""
         for _ in range(int(LONG_POLL_S)):
             await asyncio.sleep(self._weather.delay_s())
@@ -317,7 +319,7 @@ class VirtualClient:
                 raise CoordinatorUnavailable("no answer")
             bundle = self._coordinators.ledger.policy_bundle(self._region)
             if bundle.version != since:
-                return bundle
+                return read(msgspec.json.encode(bundle))
             self._news.clear()
             try:
                 async with asyncio.timeout(2):
@@ -326,17 +328,17 @@ class VirtualClient:
                 continue
         return None
 
-    async def blocks(self, since: int | None) -> BlockList | None:
+    async def blocks(self, since: int | None, read: Callable[[bytes], T]) -> T | None:
         """Nobody is blocked here: the list is heard once, and does not change."""
         if since is None:
-            return BlockList(version=0, data=[])
+            return read(msgspec.json.encode(BlockList(version=0, data=[])))
         await self._loop.create_future()
         return None
 
-    async def resets(self, since: int | None) -> ResetBatch | None:
+    async def resets(self, since: int | None, read: Callable[[bytes], T]) -> T | None:
         """No rate is reset here."""
         if since is None:
-            return ResetBatch(version=0, data=[])
+            return read(msgspec.json.encode(ResetBatch(version=0, data=[])))
         await self._loop.create_future()
         return None
 

@@ -331,7 +331,7 @@ class ScriptedStore:
         before, _, after = pattern.removesuffix("*").partition("*")
         return ["0", [key for key in self.data if key.startswith(before) and after in key]]
 
-    def _info(self, section: str) -> str:
+    def _info(self, *sections: str) -> str:
         texts = {
             "server": f"run_id:{self.run_id}",
             "replication": f"role:master\r\nconnected_slaves:0\r\nmaster_replid:{self.replid}\r\n"
@@ -339,7 +339,7 @@ class ScriptedStore:
             "cluster": "cluster_enabled:0",
             "memory": f"maxmemory_policy:{self.eviction}",
         }
-        return f"# {section}\r\n{texts[section]}\r\n"
+        return "".join(f"# {section}\r\n{texts[section]}\r\n" for section in sections or texts)
 
     def _config(self, _get: str, *names: str) -> list[str]:
         values = {

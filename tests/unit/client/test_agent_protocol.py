@@ -83,6 +83,18 @@ def test_a_denial_is_an_answer() -> None:
     assert (closed.allowed, closed.degraded) == (False, "closed")
 
 
+def test_an_answer_of_a_newer_agent_is_read_as_far_as_it_is_known() -> None:
+    policy = {"policy": "export", "quota": "exports", "kind": "budget", "allowed": False, "reason": "over_budget"}
+    policy |= {"limit": 1, "share": 1, "remaining": 0, "reset_ms": 1, "retry_after_ms": 1, "added": [1]}
+    newer = DENIED | {"policies": [policy | {"degraded": "neighbour"}], "added": {"deep": None}}
+    decision = value_of(protocol("raise").check(SUBJECT), response(429, newer | {"blocked_by": "country"}))
+    assert (decision.allowed, decision.reason, decision.blocked_by) == (False, "over_budget", "country")
+    assert decision.policies[0].degraded == "neighbour"
+    with_warning = ALLOWED | {"degraded": "neighbour", "unmatched": "challenge"}
+    decision = value_of(protocol("raise").check(SUBJECT), response(200, with_warning))
+    assert (decision.allowed, decision.degraded, decision.unmatched) == (True, "neighbour", "challenge")
+
+
 def test_an_invalid_request_raises_and_does_not_open_the_circuit_breaker() -> None:
     client = protocol(failures=1)
     for _ in range(3):

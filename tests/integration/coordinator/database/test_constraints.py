@@ -202,6 +202,7 @@ def accounts(table: str, *sides: Sequence[str]) -> dict[str, Trial]:
     }
 
 
+AGENT = "INSERT INTO region_agent VALUES ('{}', 'agent-1', '0.1.0', '{{}}', now())"
 INSTALLED = f"'{'1' * 32}', '7', 16384, '{{here}}', now()"
 TRIALS: dict[str, Trial] = {
     # one row that is wrong
@@ -285,6 +286,8 @@ TRIALS: dict[str, Trial] = {
     "region_last_seen_region_fkey": Trial(
         "region_last_seen", ["INSERT INTO region_last_seen VALUES ('nowhere', now())"]
     ),
+    "region_agent_pkey": Trial("region_agent", [row("region"), *[AGENT.format("r")] * 2]),
+    "region_agent_region_fkey": Trial("region_agent", [AGENT.format("nowhere")]),
     "installation_only_row_check": Trial("installation", [f"INSERT INTO installation VALUES (false, {INSTALLED})"]),
     "installation_pkey": Trial("installation", [f"INSERT INTO installation VALUES (true, {INSTALLED})"] * 2),
     "measurement_pkey": Trial("measurement", ["INSERT INTO measurement VALUES (true, '{}', now())"] * 2),
@@ -664,6 +667,7 @@ MAY = {
     "measurement": "arw",
     "installation": "arw",
     "region_last_seen": "arw",
+    "region_agent": "adrw",
     "pool": "arw",
     "position_gate": "rW",  # has no columns and no rows: the right to lock it
     "quarantine": "ar",
@@ -714,6 +718,7 @@ FIXED = {
     "measurement": {"only_row"},
     "installation": {"only_row"},
     "region_last_seen": {"region"},
+    "region_agent": {"region", "agent"},
     "job": {"name"},
     "verification": {"id", "requested_by", "requested_at", "kept_seals"},
     "export": {"id", "period", "tenant", "format", "seal", "is_final", "requested_by", "requested_at"},

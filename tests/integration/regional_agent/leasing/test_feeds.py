@@ -165,7 +165,7 @@ async def test_a_stuck_poll_is_repeated_when_a_reply_names_a_version(world: Worl
     feed = agent.whole._blocks
     asked: list[int | None] = []
 
-    async def stuck(since: int | None) -> None:
+    async def stuck(since: int | None, _read: object) -> None:
         asked.append(since)
         await asyncio.get_running_loop().create_future()
 

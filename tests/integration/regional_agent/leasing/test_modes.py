@@ -156,13 +156,13 @@ class Counted:
 
     def __init__(self, world: World) -> None:
         self.exchanges = 0
-        real = world.weather._app
+        real = world.weather.app
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             self.exchanges += scope.get("path", "").endswith("/exchanges")
             await real(scope, receive, send)
 
-        world.weather._app = app
+        world.weather.app = app
 
 
 async def test_two_regions_spend_a_central_quota_to_the_last_unit(world: World) -> None:
