@@ -89,6 +89,7 @@ async def test_a_jwt_that_expires_is_refused_on_connections_that_used_it(world: 
                 break
         assert set(seen) <= {200, 401}
         assert seen == sorted(seen)
+        assert seen[-4:] == [401] * 4
 
 
 async def test_rotated_keys_refuse_no_service_and_a_withdrawn_key_refuses_its_jwts(

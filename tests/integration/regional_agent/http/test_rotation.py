@@ -86,6 +86,7 @@ async def test_service_tokens_change_without_a_refused_request(world: World, tmp
             async for _ in attempts():
                 if not any(await services.is_known(OLD)):
                     break
+            assert await services.is_known(OLD) == [False, False]
             assert await services.is_known(NEW) == [True, True]
         assert len(services.statuses) > 20
         assert set(services.statuses) == {200}
@@ -104,6 +105,7 @@ async def test_a_tokens_file_that_becomes_empty_locks_nobody_out_and_lets_nobody
         async for _ in attempts():
             if all(await services.is_known(NEW)):  # both files have been read
                 break
+        assert await services.is_known(NEW) == [True, True]
         assert await services.is_known(OLD) == [True, True]
         assert {(await doors.post(each, CHECK)).status_code for each in (doors.fast, doors.slow)} == {401}
 
