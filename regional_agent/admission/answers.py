@@ -93,7 +93,7 @@ class PolicyAnswers:
             kind=policy.kind,
             allowed=True,
             limit=each.limit,
-            share=_share(each, decision),
+            share=_leased(decision) if isinstance(each.charge, AllowanceCharge) else decision.limit,
             remaining=decision.remaining,
             reset_ms=decision.reset_ms,
             retry_after_ms=0,
@@ -117,7 +117,7 @@ class PolicyAnswers:
             kind=policy.kind,
             allowed=False,
             limit=each.limit,
-            share=_share(each, decision),
+            share=_leased(decision) if is_allowance else decision.limit,
             remaining=_remaining_here(decision, cause) if is_allowance else decision.remaining,
             reset_ms=reset_ms,
             retry_after_ms=retry_after_ms(cause, certain_ms),
@@ -133,10 +133,8 @@ class PolicyAnswers:
         return max(1, int((period.ends_at - now).total_seconds() * 1000))
 
 
-def _share(each: PolicyCharge, decision: PolicyDecision) -> int:
-    """Return what the region may use now: of an allowance what its lease has left, else its part of the limit."""
-    if not isinstance(each.charge, AllowanceCharge):
-        return decision.limit
+def _leased(decision: PolicyDecision) -> int:
+    """Return what the region may use now of an allowance, which is what its lease has left."""
     is_spendable = decision.available > 0 and not (decision.code and decision.reason == DenialReason.LEASE_EXPIRED)
     return decision.available if is_spendable else 0
 

@@ -32,14 +32,6 @@ def needs_no_report(demand_micro: int, base_share_micro: float, nano_units: int)
     return 2 * demand_micro < base_share_micro or demand_micro * PLENTY_MS < nano_units
 
 
-def needs_no_measuring(units: int, window_ms: int, base_share_micro: float, nano_units: int) -> bool:
-    """Return whether twice as many units in this time would need no report.
-
-    Most keys request no more than that, and to measure a demand costs as much as to decide a check.
-    """
-    return needs_no_report(2 * units * 1_000_000_000 // window_ms, base_share_micro, nano_units)
-
-
 def is_urgent(nano_units: int, burst: int, demand_micro: int, share_micro: int) -> bool:
     """Return whether the bucket is under 30 %, and demand has grown by a fifth beyond the share."""
     return 10 * nano_units < 3 * burst * NANO_UNITS and 5 * demand_micro > 6 * share_micro

@@ -32,7 +32,6 @@ from regional_agent.shared_limits.rules import (
     has_fallen,
     is_urgent,
     needs_confirmation,
-    needs_no_measuring,
     needs_no_report,
 )
 from regional_agent.shared_limits.shared_limit import SLOT_MICRO, CurrentShare, SharedLimit
@@ -105,13 +104,14 @@ class ShareLoop:
     def record_bucket(self, state: KeyState, charge: RateCharge, nano_units: int, rate_micro: int, now_ms: int) -> None:
         """Note what is in the bucket and the rate in force. Report at once if demand outgrows them.
 
-        The demand of a key that needs no more than it has is not even measured, for that costs as much as a check.
+        Most keys need no more than they have, even for twice the demand of a moment. Their demand is not even measured,
+        for that costs as much as a check.
         """
         if not charge.is_shared:
             return
         limit = state.shared
         if limit is None:
-            if needs_no_measuring(state.units, LIFETIME_MS, charge.rate_micro, nano_units):
+            if needs_no_report(2 * state.units * 1_000_000_000 // LIFETIME_MS, charge.rate_micro, nano_units):
                 return
             limit = self._follow(state, _terms(charge), now_ms)
         limit.nano_units = nano_units

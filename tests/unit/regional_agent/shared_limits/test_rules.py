@@ -12,7 +12,6 @@ from regional_agent.shared_limits.rules import (
     has_fallen,
     is_urgent,
     needs_confirmation,
-    needs_no_measuring,
     needs_no_report,
     requested_micro,
 )
@@ -52,8 +51,6 @@ def test_when_a_region_reports() -> None:
     assert not needs_no_report(50, 100, nano_units=0)
     assert needs_no_report(1_000_000, 100, nano_units=5 * PARTS + 1), "the bucket has the demand of five seconds"
     assert not needs_no_report(1_000_000, 100, nano_units=5 * PARTS)
-    assert needs_no_measuring(1, 100, base_share_micro=100, nano_units=100 * PARTS + 1)
-    assert not needs_no_measuring(1, 100, base_share_micro=100, nano_units=100 * PARTS)
     assert is_urgent(29 * PARTS, 100, demand_micro=121, share_micro=100)
     assert not is_urgent(30 * PARTS, 100, demand_micro=121, share_micro=100)
     assert not is_urgent(0, 100, demand_micro=120, share_micro=100)
