@@ -23,7 +23,12 @@ const (
 	maxBodyBytes       = 16 << 20
 	connections        = 64
 	idleTimeout        = time.Minute // the agent keeps connections for 75 s
+	defaultFailures    = 5
+	defaultPause       = time.Second
 )
+
+var errAlive = errors.New("the agent is alive, and did not answer in time")
+var errBreakerOpen = errors.New("the circuit breaker is open after several calls without an answer")
 
 // Options of a client. The zero value of each has a meaning.
 type Options struct {
@@ -38,6 +43,11 @@ type Options struct {
 	LongestWait time.Duration
 	// Attempts is how often a call is sent before the failure mode answers; 0 is 3.
 	Attempts int
+	// BreakerFailures is how many times in a row the agent may give no sign of life before the failure mode answers at
+	// once; 0 is 5.
+	BreakerFailures int
+	// BreakerPause is how long the failure mode answers then, before one call is let through on trial; 0 is a second.
+	BreakerPause time.Duration
 	// Transport replaces the connections, for example to trust a certificate authority of your own.
 	Transport http.RoundTripper
 }
@@ -50,6 +60,7 @@ type transport struct {
 	base    string
 	token   string
 	options Options
+	breaker *breaker
 }
 
 func newTransport(address string, options Options) (*transport, string, error) {
@@ -68,11 +79,15 @@ func newTransport(address string, options Options) (*transport, string, error) {
 	options.Silence = orDefault(options.Silence, defaultSilence)
 	options.LongestWait = max(options.Silence, orDefault(options.LongestWait, defaultLongestWait))
 	options.Attempts = orDefault(options.Attempts, defaultAttempts)
+	stop := &breaker{
+		failures: orDefault(options.BreakerFailures, defaultFailures),
+		pause:    orDefault(options.BreakerPause, defaultPause),
+	}
 	if options.Transport == nil {
 		options.Transport = newConnections(socket, options.Silence)
 	}
 	client := &http.Client{Transport: options.Transport}
-	return &transport{client, address, base, options.Token, options}, base, nil
+	return &transport{client, address, base, options.Token, options, stop}, base, nil
 }
 
 func orDefault[T comparable](given, fallback T) T {
@@ -102,8 +117,12 @@ func newConnections(socket string, silence time.Duration) *http.Transport {
 func (t *transport) Do(request *http.Request) (*http.Response, error) {
 	ctx := request.Context()
 	for attempt := 1; ; attempt++ {
+		if !t.breaker.mayCall(time.Now()) {
+			return nil, &UnavailableError{Address: t.address, Err: errBreakerOpen}
+		}
 		response, err := t.send(request)
 		if err == nil {
+			t.breaker.succeeded()
 			return response, nil
 		}
 		if ctx.Err() != nil {
@@ -111,8 +130,12 @@ func (t *transport) Do(request *http.Request) (*http.Response, error) {
 		}
 		pause := pauseAfter(attempt - 1)
 		var failed *failedResponse
-		if errors.As(err, &failed) {
+		switch {
+		case errors.As(err, &failed):
+			t.breaker.succeeded()
 			pause = max(pause, failed.retryAfter)
+		case !errors.Is(err, errAlive):
+			t.breaker.failed(time.Now())
 		}
 		if attempt >= t.options.Attempts || pause > t.options.Silence*2 {
 			return nil, &UnavailableError{Address: t.address, Err: err}
@@ -169,7 +192,7 @@ func (t *transport) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 	deadline := time.Now().Add(t.options.LongestWait - t.options.Silence)
 	for ctx.Err() == nil {
 		if time.Now().After(deadline) {
-			cancel(errors.New("the agent is alive, and did not answer in time"))
+			cancel(errAlive)
 			return
 		}
 		if err := t.probe(ctx); err != nil {

@@ -106,6 +106,50 @@ func TestALostCallIsRepeatedUnderTheSameOperation(t *testing.T) {
 	}
 }
 
+// breaking returns a client whose breaker opens after two calls without a sign of life.
+func breaking(t *testing.T, agent *scriptedAgent, pause time.Duration) *leasehold.Client {
+	t.Helper()
+	options := leasehold.Options{OnFailure: leasehold.Raise, Attempts: 1, BreakerFailures: 2, BreakerPause: pause}
+	return connect(t, agent.URL, options)
+}
+
+func TestTheBreakerStopsCallsToAnAgentThatIsAway(t *testing.T) {
+	agent := serve(t, hangUp)
+	client := breaking(t, agent, time.Hour)
+	for range 4 {
+		var unavailable *leasehold.UnavailableError
+		if _, err := client.Check(t.Context(), leasehold.Check{Subject: export(t)}); !errors.As(err, &unavailable) {
+			t.Fatalf("%v", err)
+		}
+	}
+	if len(agent.operations) != 2 {
+		t.Fatalf("%d calls", len(agent.operations))
+	}
+}
+
+func TestAnyAnswerKeepsTheBreakerClosed(t *testing.T) {
+	agent := serve(t, hangUp, answer(500, `{"title":"oops"}`), hangUp, answer(200, allowed))
+	client := breaking(t, agent, time.Hour)
+	for call := range 4 {
+		decision, err := client.Check(t.Context(), leasehold.Check{Subject: export(t)})
+		if decision.Allowed != (call == 3) || (err == nil) != (call == 3) {
+			t.Fatalf("call %d: %+v, %v", call, decision, err)
+		}
+	}
+}
+
+func TestATrialClosesTheBreaker(t *testing.T) {
+	agent := serve(t, hangUp, hangUp, answer(200, allowed))
+	client := breaking(t, agent, time.Millisecond)
+	check := leasehold.Check{Subject: export(t)}
+	for decision, _ := client.Check(t.Context(), check); !decision.Allowed; decision, _ = client.Check(t.Context(), check) {
+		time.Sleep(time.Millisecond)
+	}
+	if decision, err := client.Check(t.Context(), check); err != nil || !decision.Allowed {
+		t.Fatalf("%+v, %v", decision, err)
+	}
+}
+
 func TestRetryAfterIsHonoured(t *testing.T) {
 	agent := serve(t, answer(503, `{"title":"Not ready"}`), answer(200, allowed))
 	client := connect(t, agent.URL, leasehold.Options{})

@@ -1,3 +1,4 @@
+import { CircuitBreaker } from "./breaker.js";
 import { AgentUnavailable, isDecision, type OnFailure } from "./decision.js";
 
 const FIRST_PAUSE_MS = 50;
@@ -15,6 +16,10 @@ export interface ClientOptions {
   longestWaitMs?: number;
   /** How often a call is sent before the failure mode answers; 3 by default. */
   attempts?: number;
+  /** How many times in a row the agent may give no sign of life before the failure mode answers at once; 5 by default. */
+  breakerFailures?: number;
+  /** How long the failure mode answers then, before one call is let through on trial; a second by default. */
+  breakerPauseMs?: number;
   /** Replaces the connections, for example to trust a certificate authority of your own. */
   fetch?: typeof fetch;
 }
@@ -30,6 +35,9 @@ class FailedResponse extends Error {
   }
 }
 
+/** The agent gave signs of life, and no answer. */
+class TooSlow extends Error {}
+
 /** Sends each request until it is answered: after a failure again, with the same body and so the same operation id. */
 export class Transport {
   readonly #address: string;
@@ -38,6 +46,7 @@ export class Transport {
   readonly #longestWaitMs: number;
   readonly #attempts: number;
   readonly #fetch: typeof fetch;
+  readonly #breaker: CircuitBreaker;
 
   constructor(address: string, options: ClientOptions) {
     if (!/^https?:\/\/[^/?#]+\/?$/.test(address)) {
@@ -49,15 +58,26 @@ export class Transport {
     this.#longestWaitMs = Math.max(this.#silenceMs, options.longestWaitMs ?? 60_000);
     this.#attempts = options.attempts ?? 3;
     this.#fetch = options.fetch ?? fetch;
+    this.#breaker = new CircuitBreaker(options.breakerFailures, options.breakerPauseMs);
   }
 
   /** Fetch a response that was decided, or throw AgentUnavailable, or the reason of the caller's own signal. */
   async fetch(request: Request): Promise<Response> {
     for (let attempt = 1; ; attempt++) {
+      if (!this.#breaker.mayCall(performance.now())) {
+        throw new AgentUnavailable(this.#address, "the circuit breaker is open after several calls without an answer");
+      }
       try {
-        return await this.#send(request.clone());
+        const response = await this.#send(request.clone());
+        this.#breaker.succeeded();
+        return response;
       } catch (error) {
         request.signal.throwIfAborted();
+        if (error instanceof FailedResponse) {
+          this.#breaker.succeeded();
+        } else if (!(error instanceof TooSlow)) {
+          this.#breaker.failed(performance.now());
+        }
         const asked = error instanceof FailedResponse ? error.retryAfterMs : 0;
         const pauseMs = Math.max(asked, pauseAfter(attempt - 1));
         if (attempt >= this.#attempts || pauseMs > 2 * this.#silenceMs) {
@@ -94,7 +114,7 @@ export class Transport {
     const deadlineMs = performance.now() + this.#longestWaitMs - this.#silenceMs;
     while (!call.signal.aborted) {
       if (performance.now() >= deadlineMs) {
-        call.abort(new Error("the agent is alive, and did not answer in time"));
+        call.abort(new TooSlow("the agent is alive, and did not answer in time"));
         return;
       }
       try {

@@ -77,6 +77,38 @@ test("an answer of a newer agent is read as far as it is known", async (context)
   assert.deepEqual([decision.allowed, decision.degraded, decision.reason], [false, "neighbour", "over_budget"]);
 });
 
+/** Return a client whose breaker opens after two calls without a sign of life. */
+function breaking(agent: ScriptedAgent, breakerPauseMs: number): Client {
+  return new Client(agent.url, { onFailure: "raise", attempts: 1, breakerFailures: 2, breakerPauseMs });
+}
+
+test("the breaker stops calls to an agent that is away", async (context) => {
+  const agent = await ScriptedAgent.serve(context, hangUp);
+  const client = breaking(agent, 3_600_000);
+  for (let call = 0; call < 4; call++) {
+    await assert.rejects(client.check({ subject }), call < 2 ? AgentUnavailable : /circuit breaker is open/);
+  }
+  assert.equal(agent.operations.length, 2);
+});
+
+test("any answer keeps the breaker closed", async (context) => {
+  const agent = await ScriptedAgent.serve(context, hangUp, answer(500, {}), hangUp, answer(200, ALLOWED));
+  const client = breaking(agent, 3_600_000);
+  for (let call = 0; call < 3; call++) {
+    await assert.rejects(client.check({ subject }), AgentUnavailable);
+  }
+  assert.ok((await client.check({ subject })).allowed);
+});
+
+test("a trial closes the breaker", async (context) => {
+  const agent = await ScriptedAgent.serve(context, hangUp, hangUp, answer(200, ALLOWED));
+  const client = breaking(agent, 0);
+  await assert.rejects(client.check({ subject }), AgentUnavailable);
+  await assert.rejects(client.check({ subject }), AgentUnavailable);
+  assert.ok((await client.check({ subject })).allowed);
+  assert.ok((await client.check({ subject })).allowed);
+});
+
 test("a lost call is repeated under the same operation", async (context) => {
   const agent = await ScriptedAgent.serve(context, hangUp, answer(500, { title: "oops" }), answer(200, ALLOWED));
   const client = new Client(agent.url, { onFailure: "raise" });
