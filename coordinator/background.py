@@ -20,6 +20,7 @@ from coordinator.periods.close import PERIODS_CLOSING, continue_closing
 from coordinator.proof.seal import seal_and_announce
 from coordinator.proof.verifications import VERIFICATIONS_WAITING, run_verifications
 from coordinator.rebalancing.follow import REBALANCES_RUNNING, follow_rebalances
+from coordinator.rebalancing.holds import HOLDS_OVER, end_holds
 from coordinator.settings import CoordinatorSettings
 from coordinator.shared_limits.share_rates import delete_idle_shares
 from coordinator.usage.find_drift import find_drift
@@ -66,6 +67,7 @@ def background_jobs(
         Job("expire_leases", settings.expire_every_ms / 1000, once(expire_leases), has_work=LEASES_EXPIRED),
         Job("recall_suspense", 30, once(recall_suspense)),
         Job("close_periods", 5, close_periods, at_most_s=600, has_work=PERIODS_CLOSING),
+        Job("end_holds", 1, once(end_holds), has_work=HOLDS_OVER),
         Job("follow_rebalances", 1, follow, has_work=REBALANCES_RUNNING),
         Job("deliver_webhooks", 1, deliver, at_most_s=120, has_work=DELIVERIES_DUE),
         Job("make_exports", 1, lambda db: make_exports(db, clock), at_most_s=HOUR_S, has_work=EXPORTS_WAITING),

@@ -75,6 +75,7 @@ PRIVILEGES: Mapping[str, str] = {
     "region_setting": "SELECT, INSERT, DELETE",
     "rebalance": "SELECT, INSERT",
     "rebalance_move": "SELECT, INSERT",
+    "floor_hold": "SELECT, INSERT, DELETE",
 }
 # The columns that may be updated; all others stay as they were inserted. A row lock needs this privilege as well.
 CHANGES: Mapping[str, str] = {

@@ -827,6 +827,18 @@ CREATE TABLE rebalance_move (
 );
 CREATE INDEX rebalance_move_open ON rebalance_move (quota, period) WHERE ended_at IS NULL;
 
+-- What is kept for a region after a move, like a floor, until a time.
+CREATE TABLE floor_hold (
+    quota     text NOT NULL,
+    period    text NOT NULL,
+    region    text NOT NULL REFERENCES region,
+    units     bigint NOT NULL CHECK (units > 0),    -- of the period, those that are spent included
+    until     timestamptz NOT NULL,
+    rebalance uuid NOT NULL REFERENCES rebalance,
+    PRIMARY KEY (quota, period, region),
+    FOREIGN KEY (quota, period) REFERENCES pool
+);
+
 
 -- === Shared limits ===================================================================================================
 

@@ -453,6 +453,19 @@ rebalance_move = Table(
     ForeignKeyConstraint(["quota", "period"], ["pool.quota", "pool.period"]),
 )
 
+# What is kept for a region after a move, like a floor, until a time.
+floor_hold = Table(
+    "floor_hold",
+    metadata,
+    Column("quota", Text, primary_key=True),
+    Column("period", Text, primary_key=True),
+    Column("region", Text, ForeignKey("region.name"), primary_key=True),
+    required("units", BigInteger),
+    required("until", Timestamp),
+    required("rebalance", UUID, ForeignKey("rebalance.id")),
+    ForeignKeyConstraint(["quota", "period"], ["pool.quota", "pool.period"]),
+)
+
 # --- Shared limits ----------------------------------------------------------------------------------------------------
 
 # The shares of rates and slots that may be in force.

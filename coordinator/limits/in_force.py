@@ -13,7 +13,7 @@ import msgspec
 from coordinator.database.connection import Connection
 from coordinator.limits.read_limits import stored_document
 from coordinator.limits.rules.entitlement import RegionShare, quotas_of
-from coordinator.rebalancing.rules.region_settings import Setting, Settings
+from coordinator.rebalancing.rules.region_settings import FloorHold, Holds, Setting, Settings
 from protocol.limits.document import Quota
 
 
@@ -25,6 +25,7 @@ class Documents:
         self._catalogue: tuple[int, UUID] | None = None
         self._regions: Mapping[str, RegionShare] = {}
         self._settings: Settings = {}
+        self._holds: Holds = {}
 
     async def at(
         self, connection: Connection, version: int, applied_at: datetime | None
@@ -39,17 +40,19 @@ class Documents:
 
     async def regions_at(
         self, connection: Connection, policy_version: int, stamp: UUID
-    ) -> tuple[Mapping[str, RegionShare], Settings]:
-        """Return regions and settings of a version of the policies; each of their changes makes a new one."""
+    ) -> tuple[Mapping[str, RegionShare], Settings, Holds]:
+        """Return regions, settings and holds of a version of the policies; each of their changes makes a new one."""
         if (policy_version, stamp) != self._catalogue:
             row = await connection.fetchrow(_REGIONS)
             assert row is not None
             regions = msgspec.json.decode(row["regions"], type=dict[str, RegionShare])
             settings = msgspec.json.decode(row["settings"], type=dict[str, dict[str, Setting]])
+            holds = msgspec.json.decode(row["holds"], type=dict[str, dict[str, FloorHold]])
             if row["is_own"]:  # made by this transaction: after a rollback another version gets the number
-                return regions, settings
-            self._regions, self._settings, self._catalogue = regions, settings, (row["version"], row["stamp"])
-        return self._regions, self._settings
+                return regions, settings, holds
+            self._regions, self._settings, self._holds = regions, settings, holds
+            self._catalogue = row["version"], row["stamp"]
+        return self._regions, self._settings, self._holds
 
 
 _DOCUMENT = "SELECT document::text FROM limits_version WHERE version = $1 AND applied_at = $2"
@@ -58,6 +61,10 @@ SELECT version, stamp, coalesce(xmin = pg_current_xact_id_if_assigned()::xid, fa
     coalesce((SELECT json_object_agg(name, json_build_array(status, weight)) FROM region), '{}')::text AS regions,
     coalesce((SELECT json_object_agg(key, regions) FROM (
         SELECT key, json_object_agg(region, json_build_array(weight, floor, ceiling)) AS regions
-        FROM region_setting GROUP BY key) AS by_key), '{}')::text AS settings
+        FROM region_setting GROUP BY key) AS by_key), '{}')::text AS settings,
+    coalesce((SELECT json_object_agg(quota, regions) FROM (
+        SELECT quota, json_object_agg(region, json_build_array(period, units, until)) AS regions
+        FROM (SELECT DISTINCT ON (quota, region) * FROM floor_hold ORDER BY quota, region, until DESC) AS newest
+        GROUP BY quota) AS by_quota), '{}')::text AS holds
 FROM policy_version
 """

@@ -60,7 +60,7 @@ async def catalogue_of_row(
     began_at = msgspec.json.decode(row["began_at"], type=dict[str, datetime])
     plans = msgspec.json.decode(row["plans"], type=dict[str, str])
     overrides = msgspec.json.decode(row["overrides"], type=dict[str, LimitValue])
-    regions, settings = await documents.regions_at(connection, row["version"], row["stamp"])
+    regions, settings, holds = await documents.regions_at(connection, row["version"], row["stamp"])
     calendars = _calendars_with_zones(specs, began_at, quotas)
     return Catalogue(
         row["version"],
@@ -73,6 +73,7 @@ async def catalogue_of_row(
         settings,
         began_at,
         await _read_written_periods(connection, calendars) if calendars else {},
+        holds,
     )
 
 

@@ -108,6 +108,7 @@ COVERAGE: Mapping[str, Proven | NotProven] = {
     "region": NotProven("weight and status steer grants; each change is in the audit"),
     "quarantine": NotProven("what was not booked, kept for people; what they decide is proven"),
     "region_setting": NotProven(_STEERS),
+    "floor_hold": NotProven(_STEERS),
     "rebalance": NotProven("an order to move units between regions; the moved units are transfers"),
     "rebalance_move": NotProven("an order to move units between regions; the moved units are transfers"),
     "shared_limit": NotProven("rates are not billed"),

@@ -20,6 +20,7 @@ from coordinator.limits.in_force import Documents
 from coordinator.limits.read_catalogue import read_catalogue
 from coordinator.limits.version import lock_catalogue
 from coordinator.notice import Notice
+from coordinator.rebalancing.holds import end_holds_of
 from coordinator.rebalancing.moves import end_moves, move_of_row
 from coordinator.rebalancing.planning import divided_pools
 from coordinator.rebalancing.read_rebalances import read_rebalance
@@ -48,13 +49,14 @@ async def follow(connection: Connection, documents: Documents, id_: UUID, now: d
 
 
 async def cancel_rebalance(connection: Connection, id_: UUID, by: Actor, now: datetime) -> Rebalance | None:
-    """Cancel a rebalance, or return None if there is none of this id. One that has ended stays as it is.
+    """Cancel a rebalance, or return None if there is none of this id. Of one that has ended, holds end.
 
     Units that were moved stay where they are, and returned ones may be granted to any region. A region that is being
     drained is restored.
     """
     await lock_catalogue(connection)
     row = await connection.fetchrow(_LOCK, id_)
+    held = await end_holds_of(connection, id_)
     if row is not None:
         moves = await _open_moves(connection, id_)
         await lock_pools(connection, {move.key for move in moves}, ())
@@ -63,8 +65,10 @@ async def cancel_rebalance(connection: Connection, id_: UUID, by: Actor, now: da
         if row["region"] is not None:
             await put_region(connection, row["region"], None, ACTIVE, by, now)
         await connection.execute(_END, id_, CANCELLED, None, now)
-        details = {"mode": row["mode"], "moves_ended": len(moves)}
+        details = {"mode": row["mode"], "moves_ended": len(moves), "holds_ended": held}
         await record(connection, by, Action.REBALANCE_CANCELLED, str(id_), details, now)
+    elif held:
+        await record(connection, by, Action.REBALANCE_HOLD_ENDED, str(id_), {"holds_ended": held}, now)
     return await read_rebalance(connection, id_)
 
 

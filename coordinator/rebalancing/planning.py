@@ -4,7 +4,7 @@ To plan is to read without locks. To begin a rebalance it is planned again under
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import msgspec
@@ -25,10 +25,13 @@ from coordinator.rebalancing.rules.plan import (
     Plan,
     Planner,
     RegionSetting,
+    floors_with,
     plan_division,
     plan_even_out,
+    plan_hold,
     plan_move,
     plan_of,
+    taken_back,
 )
 from coordinator.rebalancing.rules.region_settings import NOTHING_SET, Setting
 from coordinator.rebalancing.rules.setting_changes import IMMOVABLE, apply_patches, faults_of_changes
@@ -37,6 +40,7 @@ from coordinator.regions.put_region import ACTIVE
 from coordinator.regions.read_regions import read_region
 from protocol.identifiers import parse_quota_key, subject_key
 from protocol.limits.document import AllowanceQuota, Quota
+from protocol.limits.rates import parse_duration_ms
 
 MAX_POOLS = 1000  # whose units one rebalance moves
 
@@ -74,7 +78,21 @@ async def plan_request(
     plan = plan_of(pools, planner, now)
     if plan.cannot and not plan.moves:
         raise RebalanceRefused(NothingToMove(plan))
-    return PlannedRebalance(plan)
+    return PlannedRebalance(_with_outlook(plan, pools, body, now) if isinstance(body, MoveUnits) else plan)
+
+
+def _with_outlook(plan: Plan, pools: Sequence[DividedPool], body: MoveUnits, now: datetime) -> Plan:
+    """Add what keeps the moved units in the target, and when demand may take them back."""
+    by_key = {pool.key: pool for pool in pools}
+    hold = timedelta(milliseconds=parse_duration_ms(body.hold)) if body.hold else timedelta()
+    holds = [plan_hold(by_key[move.key], move, now + hold) for move in plan.moves] if hold else []
+    for each in holds:
+        pool = by_key[Key(each.quota, each.period)]
+        if (floors := floors_with(pool, each)) > pool.pool.funded:
+            reason = f"The floors of {each.quota} would add up to {floors}, more than its {pool.pool.funded} units."
+            raise invalid("hold", "floors", reason)
+    outlooks = (taken_back(by_key[move.key], move, hold, now) for move in plan.moves)
+    return msgspec.structs.replace(plan, holds=holds, taken_back=[each for each in outlooks if each])
 
 
 def _planner_of(catalogue: Catalogue, body: MoveUnits | EvenOut) -> Planner:

@@ -50,6 +50,8 @@ class RegionAllocation(Struct, frozen=True, kw_only=True):
     expires_at: datetime  # after that nothing of it is spent; with the margin
     weight: int
     floor: LimitValue | None
+    hold: int | None  # a floor of this period that ends by itself
+    hold_until: datetime | None
     ceiling: LimitValue | None
     limit: int | None  # its own, where each region has one; None: they share that of the quota
 
@@ -123,6 +125,7 @@ def _region(
 ) -> RegionAllocation:
     newest = max(leases, key=lambda lease: lease.epoch)
     setting = catalogue.settings_of(newest.key.quota).get(region, NOTHING_SET)
+    hold = catalogue.hold_of(newest.key.quota, newest.key.period, region)
     is_active = newest.state is LeaseState.ACTIVE
     summed = ("granted", "returned", "overage", "overdraft", "overdrawn", "consumed", "outstanding", "suspense")
     return RegionAllocation(
@@ -139,6 +142,8 @@ def _region(
         expires_at=newest.expires_at,
         weight=catalogue.weights_of(newest.key.quota).get(region, 0),
         floor=setting.floor,
+        hold=None if hold is None else hold.units,
+        hold_until=None if hold is None else hold.until,
         ceiling=setting.ceiling,
         limit=division.own_of(region) if division.is_regional else None,
     )

@@ -8,6 +8,7 @@ import msgspec
 
 from coordinator.access.token_names import with_token_names
 from coordinator.database.connection import Connection
+from coordinator.rebalancing.holds import read_holds
 from coordinator.rebalancing.rules.plan import Plan
 from coordinator.rebalancing.schemas import RUNNING, AwaitedRegion, Progress, Rebalance, RebalanceMove
 
@@ -54,6 +55,7 @@ async def _rebalance(connection: Connection, row: asyncpg.Record) -> Rebalance:
         plan=msgspec.json.decode(row["plan"], type=Plan),
         progress=of_drain if row["region"] else of_moves,
         moves=[RebalanceMove(**{name: move[name] for name in RebalanceMove.__struct_fields__}) for move in moves],
+        holds=await read_holds(connection, row["id"]),
         waits_for=await _awaited(connection, row, moves) if row["state"] == RUNNING else [],
         created_at=row["created_at"],
         created_by=row["created_by"],

@@ -19,6 +19,7 @@ from coordinator.database.notify import notify
 from coordinator.exchange.statements.leases import read_leases
 from coordinator.limits.in_force import Documents
 from coordinator.limits.version import advance_catalogue, lock_catalogue
+from coordinator.rebalancing.holds import begin_holds
 from coordinator.rebalancing.moves import begin_moves
 from coordinator.rebalancing.planning import PlannedRebalance, plan_request
 from coordinator.rebalancing.read_rebalances import newest_version, read_rebalance, rebalances_since
@@ -114,6 +115,7 @@ async def _begin(
     if isinstance(request.body, Restore):
         await connection.execute(_END_DRAINS, request.body.region, now)
     await _insert(connection, request, planned, now)
+    await begin_holds(connection, request.id, planned.plan.holds)
     await _start(connection, request, planned, now)
     plan = planned.plan
     settings = {"settings_before": plan.settings_before, "settings_after": plan.settings_after}

@@ -6,13 +6,16 @@ from uuid import UUID
 
 from fastapi import Body
 from msgspec import UNSET, Struct, field
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from coordinator.access.token_names import TokenName
 from coordinator.http.parameters import Limit, PositiveUnits, QuotaNameOrKey, RegionName
-from coordinator.rebalancing.rules.plan import Plan
+from coordinator.rebalancing.rules.plan import Plan, PlannedHold
 from coordinator.rebalancing.rules.region_settings import MAX_WEIGHT
+from protocol.limits.rates import parse_duration_ms
 from web.strict_routes import BodyModel
+
+SHORTEST_HOLD_MS, LONGEST_HOLD_MS = 1_000, 31 * 86_400_000
 
 # --- bodies -----------------------------------------------------------------------------------------------------------
 
@@ -31,6 +34,15 @@ class _RebalanceBody(BodyModel):
     ] = None
 
 
+def _is_hold(text: str) -> str:
+    if not SHORTEST_HOLD_MS <= parse_duration_ms(text) <= LONGEST_HOLD_MS:
+        raise ValueError("write a time between 1s and 31d")
+    return text
+
+
+HoldTime = Annotated[str, AfterValidator(_is_hold)]
+
+
 class MoveUnits(_RebalanceBody):
     """Move idle units of one allowance from one region to another."""
 
@@ -39,6 +51,10 @@ class MoveUnits(_RebalanceBody):
     source: Annotated[RegionName, Field(alias="from")]
     target: Annotated[RegionName, Field(alias="to")]
     units: PositiveUnits
+    hold: Annotated[
+        HoldTime | None,
+        Field(description="Keep the units in the target for so long, by a floor that ends by itself.", examples=["1h"]),
+    ] = None
 
 
 class RegionSettingPatch(BodyModel):
@@ -134,6 +150,7 @@ class Rebalance(Struct, frozen=True, kw_only=True):
     progress: Progress
     moves: list[RebalanceMove]
     waits_for: list[AwaitedRegion]
+    holds: list[PlannedHold] = []  # that are in force
     created_at: datetime
     created_by: str
     created_by_name: TokenName = UNSET

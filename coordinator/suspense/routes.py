@@ -42,6 +42,7 @@ from coordinator.suspense.bulk import (
     propose_bulk,
     read_bulk,
 )
+from coordinator.suspense.read_lanes import LaneName, LaneView, read_lanes
 from coordinator.suspense.read_suspense import (
     EvidenceName,
     KeptEvidence,
@@ -184,6 +185,29 @@ async def list_quarantine(
     last = rows[-1] if has_more else None
     name = EvidenceName(last.epoch, last.lane, last.seq, last.quota, last.period) if last else None
     return reply(QuarantineList(list(rows), PageLinks(page.next(after=name) if name else None)))
+
+
+class LaneList(Struct, frozen=True):
+    """Lanes by epoch and number, as they are now."""
+
+    data: list[LaneView]
+    page: PageLinks
+
+
+class LaneQuery(PageQuery):
+    region: _Regions = ()
+    waiting: Annotated[Flag, Field(description="Only lanes that wait for people.", examples=[True])] = False
+
+
+@router.get("/v1/lanes", **described(answers={200: LaneList}))
+async def list_lanes(coordinator: CoordinatorDep, _: Reader, query: Annotated[LaneQuery, Query()]) -> Response:
+    """Return lanes, and which of them wait to be rebased because the ledger has lost data."""
+    page = query.page()
+    after = page.after(LaneName) or LaneName()
+    await _refuse_unknown_names((), query.region, coordinator)
+    rows = await coordinator.database.read(lambda c: read_lanes(c, query.region, query.waiting, after, page.size + 1))
+    links = page.links(rows, lambda row: LaneName(row.epoch, row.lane))
+    return reply(LaneList(rows[: page.size], links))
 
 
 def _filter_of(asked: "SuspenseQuery | SuspenseFilterBody") -> SuspenseFilter:

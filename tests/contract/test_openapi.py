@@ -84,6 +84,7 @@ DOORS = {
         "GET /v1/suspense",
         "GET /v1/installation",
         "GET /v1/diagnosis",
+        "GET /v1/lanes",
         "POST /v1/installation:confirm",
         "GET /v1/webhooks",
         "POST /v1/webhooks",

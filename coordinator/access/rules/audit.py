@@ -35,6 +35,7 @@ class Action(StrEnum):
     REBALANCE_BEGUN = "rebalance.begun"
     REBALANCE_CANCELLED = "rebalance.cancelled"
     REBALANCE_ENDED = "rebalance.ended"
+    REBALANCE_HOLD_ENDED = "rebalance.hold_ended"
     PERIOD_CLOSING = "period.closing"
     PERIOD_CLOSED = "period.closed"
     PERIOD_ARCHIVED = "period.archived"

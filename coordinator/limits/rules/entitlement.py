@@ -5,7 +5,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import NamedTuple
 
-from coordinator.rebalancing.rules.region_settings import NOTHING_SET, Setting, Settings, amount
+from coordinator.rebalancing.rules.region_settings import NOTHING_SET, FloorHold, Holds, Setting, Settings, amount
 from coordinator.shared_limits.rules import SLOT_MICRO, Member, SharingTerms, terms_of, terms_of_slots
 from protocol.identifiers import parse_quota_key, wider_keys
 from protocol.limits.document import (
@@ -54,6 +54,7 @@ class Catalogue(NamedTuple):
     written: Mapping[Calendar, tuple[Period, ...]] = MappingProxyType(
         {}
     )  # stored periods of zones whose rules may change
+    holds: Holds = MappingProxyType({})  # all floors that end by themselves
 
     @property
     def active(self) -> list[RegionShare]:
@@ -70,6 +71,11 @@ class Catalogue(NamedTuple):
             for region, setting in self.settings.get(key, {}).items():
                 found[region] = setting.beside(found.get(region, NOTHING_SET))
         return found
+
+    def hold_of(self, quota_key: str, period: str, region: str) -> FloorHold | None:
+        """Return what is kept for a region in a period until a time, if there is such a hold."""
+        hold = self.holds.get(quota_key, {}).get(region)
+        return hold if hold is not None and hold.period == period else None
 
     def weights_of(self, quota_key: str) -> dict[str, int]:
         """Return the weights of active regions: the setting for the quota, else the region's own weight."""

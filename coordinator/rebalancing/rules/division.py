@@ -150,12 +150,13 @@ def by_weight(catalogue: Catalogue) -> Division:
 def division_of(catalogue: Catalogue, key: Key, moves: Sequence[Move], unless_set: Division) -> Division:
     settings, mode = catalogue.settings_of(key.quota), catalogue.mode_of(key.quota)
     each = _each(catalogue, key) if mode is Mode.REGIONAL else 0
-    if not settings:
+    if not settings and key.quota not in catalogue.holds:
         return unless_set if mode is Mode.LEASED and not moves else Division(unless_set.parts, moves, mode, each)
     parts = {}
     for region, weight in catalogue.weights_of(key.quota).items():
         _, floor, ceiling = settings.get(region, NOTHING_SET)
-        parts[region] = RegionalPart(weight, _units(floor) or 0, _units(ceiling))
+        hold = catalogue.hold_of(key.quota, key.period, region)
+        parts[region] = RegionalPart(weight, max(_units(floor) or 0, hold.units if hold else 0), _units(ceiling))
     return Division(parts, moves, mode, each)
 
 

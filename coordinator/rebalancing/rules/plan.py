@@ -12,13 +12,13 @@ A move that cannot proceed ends with a reason. What it had returned by then may 
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
 from msgspec import Struct, field
 
-from coordinator.exchange.rules.allocation import demand_milli_of
+from coordinator.exchange.rules.allocation import demand_milli_of, units_in
 from coordinator.exchange.rules.balances import Key, Lease, Pool
 from coordinator.rebalancing.rules.division import (
     Division,
@@ -105,6 +105,26 @@ class RegionSetting(Struct, frozen=True):
     ceiling: LimitValue | None
 
 
+class TakenBack(Struct, frozen=True):
+    """When idle units that were moved may be recalled again, at the demand of now."""
+
+    quota: str
+    region: str
+    units: int  # of what the region will hold then, what its own demand does not need
+    after_ms: int  # from now; 0: with the next exchange
+    reason: str
+
+
+class PlannedHold(Struct, frozen=True):
+    """What is kept for the target of a move, like a floor, until a time."""
+
+    quota: str
+    period: str
+    region: str
+    units: int  # of the period, those that are spent included
+    until: datetime
+
+
 class Plan(Struct, frozen=True):
     before: list[PoolSpread]
     after: list[PoolSpread]  # when all moves are complete, if nothing is spent meanwhile
@@ -113,6 +133,8 @@ class Plan(Struct, frozen=True):
     recalled: int = 0  # units of a drain
     settings_before: dict[str, RegionSetting] = {}
     settings_after: dict[str, RegionSetting] = {}
+    taken_back: list[TakenBack] = []
+    holds: list[PlannedHold] = []
 
 
 class DividedPool(NamedTuple):
@@ -271,6 +293,44 @@ def spread_of(pool: DividedPool, moves: Iterable[PlannedMove] = ()) -> PoolSprea
 
 def _came(region: str, moves: Iterable[PlannedMove]) -> int:
     return sum(move.units * ((move.target == region) - (move.source == region)) for move in moves)
+
+
+# --- what becomes of moved units --------------------------------------------------------------------------------------
+
+
+def plan_hold(pool: DividedPool, move: PlannedMove, until: datetime) -> PlannedHold:
+    """Return the floor that keeps what a region will have been granted with the move, or its present hold if more."""
+    assert move.target is not None
+    taken = taken_by_region(pool.leases)[move.target] + move.units
+    return PlannedHold(*move.key, move.target, max(taken, pool.division.parts[move.target].floor), until)
+
+
+def floors_with(pool: DividedPool, hold: PlannedHold) -> int:
+    """Return what all floors of a pool add up to, with this one."""
+    floors = {region: part.floor for region, part in pool.division.parts.items()}
+    return sum((floors | {hold.region: hold.units}).values())
+
+
+def taken_back(pool: DividedPool, move: PlannedMove, held: timedelta, now: datetime) -> TakenBack | None:
+    """Return when units of a move may be recalled again, or None if demand does not reach that.
+
+    Idle units are recalled each time that what no region holds falls through a quarter of the limit, or a quarter of
+    that, and so on (exchange/rules/signals.py).
+    """
+    assert move.target is not None
+    demand_milli = sum(pool.demand_milli_of(region, now) for region in pool.regions)
+    if not demand_milli:
+        return None
+    left, mark = pool.pool.grantable, pool.pool.funded // 4
+    while mark > left:
+        mark //= 4
+    after_ms = max(held // timedelta(milliseconds=1), (left - mark) * 1_000_000 // demand_milli)
+    holds = pool.outstanding_in(move.target) + move.units
+    idle = holds - units_in(pool.demand_milli_of(move.target, now), after_ms)
+    if idle <= 0:
+        return None
+    reason = f"Demand of {demand_milli / 1000:g} a second uses up what no region holds."
+    return TakenBack(move.quota, move.target, idle, after_ms, reason)
 
 
 Planner = Callable[[DividedPool, datetime], Moves]

@@ -8,6 +8,7 @@ A setting is for a quota and a subject, like an override, and applies to every k
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import NamedTuple, TypeAlias
 
 from coordinator.limits.rules.validation import DocumentFault, faults_of_value
@@ -31,6 +32,17 @@ class Setting(NamedTuple):
 
 
 NOTHING_SET = Setting()
+
+
+class FloorHold(NamedTuple):
+    """What is kept for a region in one period, like a floor, until a time: it ends by itself."""
+
+    period: str
+    units: int
+    until: datetime
+
+
+Holds: TypeAlias = Mapping[str, Mapping[str, FloorHold]]  # by quota key and region
 Settings: TypeAlias = Mapping[str, Mapping[str, Setting]]  # by key and region
 
 

@@ -120,6 +120,27 @@ async def test_the_batch_is_kept_and_shown_and_nothing_is_granted(agent_harness:
     assert await agent_harness.transfers() == [("funded", 1000), ("grant", 10), ("usage", 3)]
 
 
+async def test_lanes_that_wait_are_listed_with_what_the_ledger_lacks_and_the_proposal(
+    agent_harness: AgentHarness, behind: Agent
+) -> None:
+    reader = await agent_harness.client("usage:read")
+    waiting = "/v1/lanes?waiting=true&region=us-east"
+    assert (await reader.get(waiting)).json()["data"] == []
+    await offered(behind)
+    [lane] = (await reader.get(waiting)).json()["data"]
+    assert (lane["epoch"], lane["lane"]) == (behind.epoch, lane_of(EXPORTS, behind.lanes))
+    assert (lane["last_seq"], lane["waiting_seq"], lane["lacking"], lane["proposal"]) == (2, 6, 3, None)
+    proposal = await proposed(agent_harness, behind)
+    [lane] = (await reader.get(waiting)).json()["data"]
+    assert lane["proposal"] == proposal["id"]
+    every = (await reader.get("/v1/lanes?page_size=1")).json()
+    assert (len(every["data"]), every["data"][0]["lane"]) == (1, 0)
+    assert (await reader.get("/v1/lanes?region=mars")).status_code == 422
+    await rebased(agent_harness, behind)
+    await offered(behind)
+    assert (await reader.get(waiting)).json()["data"] == []
+
+
 async def test_people_resume_the_lane_and_the_batch_keeps_its_lines(agent_harness: AgentHarness, behind: Agent) -> None:
     await offered(behind)
     await rebased(agent_harness, behind)

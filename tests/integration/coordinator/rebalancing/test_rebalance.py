@@ -12,9 +12,11 @@ from coordinator.database.connection import Connection
 from coordinator.exchange.expire_leases import expire_leases
 from coordinator.limits.in_force import Documents
 from coordinator.rebalancing.follow import follow
+from coordinator.rebalancing.holds import end_holds
 from coordinator.rebalancing.rebalance import RebalanceRequest, begin_rebalance
 from coordinator.rebalancing.refusals import NewerRebalances, NothingToMove
 from coordinator.rebalancing.schemas import MoveUnits, Rebalance, RegionSettingPatch, Weigh
+from coordinator.signals import SignalSubscription
 from protocol.messages import Signal
 from protocol.outcomes import GrantRefusal
 from tests.conftest import restricted
@@ -607,3 +609,95 @@ async def test_scopes_of_rebalances(agent_harness: AgentHarness, scopes: tuple[s
     assert (await client.get("/v1/allocations")).status_code == (
         200 if "quota:read" in scopes else status if not scopes else 403
     )
+
+
+# --- holds ------------------------------------------------------------------------------------------------------------
+
+HELD = EAST_TO_SOUTH | {"hold": "1h"}
+
+
+async def ended_holds(agent_harness: AgentHarness) -> None:
+    """Run the job that ends holds."""
+    async with connected(restricted(agent_harness.url)) as connection, connection.transaction():
+        await end_holds(connection, agent_harness.clock.now())
+
+
+async def recalls(hears: SignalSubscription) -> list[str]:
+    """Return the quotas of the first recalls that a region hears."""
+    async with asyncio.timeout(60):
+        while True:
+            heard = await hears.take(60) or ()
+            if found := [each.quota for each in heard if each.kind == "recall" and each.quota]:
+                return found
+
+
+async def test_a_hold_keeps_moved_units_for_its_time_and_ends_by_itself(
+    agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
+) -> None:
+    await put_off(agent_harness.owner, "end_holds")
+    shortly = EAST_TO_SOUTH | {"hold": "10s"}  # so that no lease expires meanwhile
+    planned = await ops.plans(shortly)
+    [hold] = planned["plan"]["holds"]
+    assert (hold["quota"], hold["region"], hold["units"]) == (EXPORTS, "ap-south", 310)
+    assert await agent_harness.one("SELECT count(*) FROM floor_hold") == 0
+    begun = await ops.begins(shortly)
+    assert [each["units"] for each in begun["holds"]] == [310]
+    shown = (await ops.allocation())["regions"]["ap-south"]
+    assert (shown["hold"], shown["hold_until"], shown["floor"]) == (310, hold["until"], None)
+    await east.say(3, lease(granted=500, consumed=50, returned=300, units=0))
+    await south.say(2, demands=[want()])
+    await south.say(3, lease(granted=310))
+    west = await agent_harness.agent("eu-west")
+    await west.say(1, demands=[want(waiting=1000)])  # takes all that no region holds
+    with agent_harness.hub.subscribe("us-east") as east_hears, agent_harness.hub.subscribe("ap-south") as south_hears:
+        await west.say(2, lease(granted=490, consumed=490), demands=[want(waiting=5)])
+        assert await recalls(east_hears) == [EXPORTS]
+        agent_harness.clock.move(seconds=10)
+        await ended_holds(agent_harness)
+        assert (await ops.allocation())["regions"]["ap-south"]["hold"] is None
+        await west.say(3, lease(granted=490, consumed=490, units=0), demands=[want(waiting=5)])
+        assert await recalls(south_hears) == [EXPORTS]  # one, and none while they were held
+    actions = await agent_harness.owner.fetch("SELECT action FROM audit WHERE object = $1 ORDER BY id", begun["id"])
+    assert [each["action"] for each in actions] == ["rebalance.begun", "rebalance.hold_ended"]
+
+
+async def test_cancelling_ends_the_hold_of_a_rebalance_that_is_done(
+    agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
+) -> None:
+    begun = await ops.begins(HELD)
+    await east.say(3, lease(granted=500, consumed=50, returned=300, units=0))
+    await south.say(2, demands=[want()])
+    await south.say(3, lease(granted=310))
+    assert (await ops.follows(begun["id"]))["state"] == "done"
+    cancelled = await ops.cancels(begun["id"])
+    assert (cancelled["state"], cancelled["holds"]) == ("done", [])
+    assert (await ops.allocation())["regions"]["ap-south"]["hold"] is None
+
+
+async def test_a_hold_that_floors_leave_no_room_for_is_refused_and_changes_nothing(
+    agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
+) -> None:
+    await agent_harness.agent("eu-west")
+    floors = {"mode": "weigh", "quota": EXPORTS, "settings": {"eu-west": {"floor": 800}}}
+    await ops.begins(floors)
+    answer = await ops.asks(HELD)
+    assert answer.status_code == 422
+    assert [(each["field"], each["rule"]) for each in answer.json()["invalid_parameters"]] == [("hold", "floors")]
+    for text in ("an hour", "0s", "40d"):
+        answer = await ops.asks(EAST_TO_SOUTH | {"hold": text})
+        assert answer.status_code == 422
+        assert [each["field"] for each in answer.json()["invalid_parameters"]] == ["hold"]
+    assert await agent_harness.one("SELECT count(*) FROM floor_hold") == 0
+
+
+async def test_a_plan_says_when_demand_would_take_the_units_back(
+    agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
+) -> None:
+    assert (await ops.plans(EAST_TO_SOUTH))["plan"]["taken_back"] == []  # nothing demands any
+    west = await agent_harness.agent("eu-west")
+    await west.say(1, demands=[want(demand_milli=10_000)])
+    left = (await agent_harness.pool())["unallocated"]
+    [back] = (await ops.plans(EAST_TO_SOUTH))["plan"]["taken_back"]
+    assert (back["region"], back["units"], back["after_ms"]) == ("ap-south", 310, (left - 250) * 100)
+    [held] = (await ops.plans(HELD))["plan"]["taken_back"]
+    assert held["after_ms"] == 3_600_000
