@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from leasehold.cli import check, doctor, limits, regions, services, up, verify
+from leasehold.cli import check, limits, services, up, verify
 from leasehold.cli.customers import block, override, reset, subscription
 from leasehold.cli.finance import usage
 from leasehold.cli.finance.accounting import adjustment, period
@@ -13,8 +13,10 @@ from leasehold.cli.finance.statements import statement
 from leasehold.cli.finance.suspense import quarantine, suspense
 from leasehold.cli.finance.tenants import tenant
 from leasehold.cli.limits import quota
-from leasehold.cli.rebalance import rebalance
-from leasehold.cli.regions import region
+from leasehold.cli.operations import doctor, regions
+from leasehold.cli.operations.lanes import lane
+from leasehold.cli.operations.rebalance import rebalance
+from leasehold.cli.operations.regions import region
 from leasehold.cli.tokens import token
 from leasehold.cli.webhooks import installation, webhook
 from protocol.compatibility.releases import RELEASE
@@ -41,7 +43,10 @@ def _options(
         bool, typer.Option("--version", callback=_print_release, is_eager=True, help="Print the release.")
     ] = False,
 ) -> None:
-    """A multi-region quota coordinator with a reservation protocol."""
+    """A multi-region quota coordinator with a reservation protocol.
+
+    Exit status: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted. Commands that print data have --json.
+    """
 
 
 for module in (up, services, doctor, verify, limits, check, usage, regions):
@@ -52,6 +57,7 @@ app.add_typer(override, name="override")
 app.add_typer(reset, name="reset")
 app.add_typer(block, name="block")
 app.add_typer(region, name="region")
+app.add_typer(lane, name="lane")
 app.add_typer(rebalance, name="rebalance")
 app.add_typer(tenant, name="tenant")
 app.add_typer(statement, name="statement")

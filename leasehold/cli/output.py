@@ -42,12 +42,31 @@ def console() -> "Console":
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table; or each row as lines of its own where a word, such as an id, would not fit its column."""
     from rich.table import Column, Table
 
-    table = Table(*(Column(name, overflow="fold", no_wrap=name == "id") for name in columns), box=None)
+    out = console()
+    if len(columns) > 1 and sum(_widest_word(name, at, rows) + GAP for at, name in enumerate(columns)) > out.width:
+        _print_records(columns, rows)
+        return
+    table = Table(*(Column(name, overflow="fold") for name in columns), box=None)
     for row in rows:
         table.add_row(*row)
-    console().print(table)
+    out.print(table)
+
+
+def _widest_word(name: str, at: int, rows: Sequence[Sequence[str]]) -> int:
+    texts = [name, *(row[at] for row in rows)]
+    return max(len(word) for text in texts for word in text.split() or [""])
+
+
+def _print_records(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    width = max(map(len, columns))
+    for row in rows:
+        for name, value in zip(columns, row, strict=True):
+            if value:
+                typer.echo(f"{name:>{width}}  {value}")
+        typer.echo()
 
 
 @contextmanager

@@ -53,12 +53,15 @@ def list_(data: Data = None, as_json: Json = False) -> None:
 
 
 @token.command()
-def revoke(token_id: Annotated[UUID, typer.Argument(help="An id of `token list`.")], data: Data = None) -> None:
+def revoke(
+    token_id: Annotated[UUID, typer.Argument(help="An id of `token list`.")], data: Data = None, as_json: Json = False
+) -> None:
     """Revoke a token. The next request with it is rejected."""
     from coordinator.access.revoke_token import revoke_token
 
     if not _with_database(data, lambda connection: revoke_token(connection, token_id, datetime.now(UTC))):
         fail(f"there is no token with the id {token_id}")
+    typer.echo(json.dumps({"id": str(token_id), "revoked": True}) if as_json else f"{token_id} is revoked")
 
 
 def _with_database(data: Path | None, operation: "Callable[[Connection], Awaitable[Result]]") -> Result:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from leasehold.cli.api import Cli, api_command
-from leasehold.cli.output import fail, print_table
+from leasehold.cli.output import fail, print_table, progress_line
 from leasehold.cli.services import owners_url
 from leasehold.local_stack.plan import URL_VARIABLE
 
@@ -32,6 +32,8 @@ def verify(
 
     Exits with 0 only if all is intact. With --database it needs no coordinator and no token, and trusts none: it reads
     every row itself.
+
+    Example: leasehold verify --kept 1047:8c3f0b… --json
     """
     seals = [kept_seal(text) for text in kept or ()]
     found = _verify_database(seals) if database else _verify_by_coordinator(cli, seals)
@@ -84,9 +86,12 @@ def _verify_by_coordinator(cli: Cli, kept: list[dict[str, Any]]) -> dict[str, An
     verification = cli.post("/v1/verifications", {"kept_seals": kept})
     if verification.get("kept_seals", []) != kept:
         fail("this coordinator compares no kept seals: it is older than this command; use --database")
-    while verification["result"] is None:
-        time.sleep(POLL_S)
-        verification = cli.get(f"/v1/verifications/{verification['id']}")
+    began = time.monotonic()
+    with progress_line() as show:
+        while verification["result"] is None:
+            show(f"verifying the ledger, for {time.monotonic() - began:.0f} s")
+            time.sleep(POLL_S)
+            verification = cli.get(f"/v1/verifications/{verification['id']}")
     return dict(verification["result"])
 
 

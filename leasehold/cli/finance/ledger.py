@@ -10,11 +10,11 @@ import typer
 from leasehold.cli.api import Cli, Column, answer, api_command, fields, segment
 from leasehold.cli.finance.usage import Period
 from leasehold.cli.output import fail, warn
-from leasehold.cli.verify import kept_seal
+from leasehold.cli.verify import kept_seal, verify
 from protocol.counting import counted
 
 ledger = typer.Typer(
-    no_args_is_help=True, help="Look at seals and the audit, and archive closed periods into files that verify."
+    no_args_is_help=True, help="Look at balances, seals and the audit; verify the ledger, and archive closed periods."
 )
 
 POLL_S = 1.0
@@ -29,6 +29,28 @@ AUDIT: dict[str, Column] = {
     **fields("action", "object"),
     "details": lambda entry: json.dumps(entry["details"], ensure_ascii=False),
 }
+
+
+BALANCE = fields("account", "transfers", "pools", "leases", "regions")
+api_command(ledger, scope="audit:read")(verify)
+
+
+@api_command(ledger, scope="usage:read", name="balance")
+def show_balance(cli: Cli, period: Period) -> None:
+    """Show a period's trial balance: each account by its transfers, its pools and leases, and the regions' reports.
+
+    Exits with 1 if the accounts do not agree.
+
+    Example: leasehold ledger balance 2026-10
+    """
+    found = cli.get(f"/v1/periods/{segment(period)}/trial-balance")
+    if cli.as_json:
+        cli.print_json(found)
+    else:
+        cli.render(found["accounts"], BALANCE)
+        typer.echo(f"{found['status']}: {found['sources']} units came from sources, and {found['uses']} are in use")
+    if found["sources"] != found["uses"] or found["status"] != "balanced":
+        raise typer.Exit(1)
 
 
 # --- seals and the audit ----------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from leasehold.cli.operations.regions import ALLOCATION_COLUMNS, NO_ALLOCATIONS, allocation_sections
 from leasehold.cli.output import drawn as draw_sections
-from leasehold.cli.regions import ALLOCATION_COLUMNS, NO_ALLOCATIONS, allocation_sections
 
 REGION: dict[str, Any] = {
     "state": "active",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from leasehold.cli.api import Cli, Column, api_command, segment
+from leasehold.cli.api import Cli, Column, api_command, fields, segment
 from leasehold.cli.output import Columns, Row, Section, Watch, fail, print_sections
 
 commands = typer.Typer()
@@ -29,8 +29,40 @@ def list_regions(cli: Cli) -> None:
 
 @api_command(region, scope="quota:read", name="show")
 def show_region(cli: Cli, name: RegionName) -> None:
-    """Show one region."""
-    cli.render(cli.get(f"/v1/regions/{segment(name)}"), REGION)
+    """Show one region: when it was last heard, its stores, lanes, agents and releases.
+
+    Example: leasehold region show us-east
+    """
+    found = cli.get(f"/v1/regions/{segment(name)}")
+    if cli.as_json:
+        cli.print_json(found)
+        return
+    now = datetime.now(UTC)
+    rows = {
+        "region": found["name"],
+        "status": found["status"],
+        "weight": found["weight"],
+        "last heard": f"{found['last_seen_at']} ({_age(found['last_seen_at'], now)})"
+        if found["last_seen_at"]
+        else "never",
+        "epoch": found["epoch"],
+        "faults": _faults(found),
+        "created": found["created_at"],
+        **{name.replace("_", " "): _shown(found[name]) for name in found.keys() - SHOWN_BY_NAME},
+    }
+    cli.render([{"": name, " ": value} for name, value in rows.items() if value], fields("", " "))
+
+
+SHOWN_BY_NAME = frozenset(
+    {"name", "status", "weight", "last_seen_at", "epoch", "split_brain", "regressed_lanes", "created_at"}
+)
+
+
+def _shown(value: object) -> str:
+    """Print what a coordinator of another release may tell: a list or an object in one line."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(each)}" for name, each in value.items())
+    return ", ".join(map(_shown, value)) if isinstance(value, list) else str(value or "")
 
 
 @api_command(region, scope="alloc:write", name="put", changes=True)
@@ -147,7 +179,15 @@ def _settings(region: dict[str, Any]) -> str:
     floor, ceiling = region["floor"], region["ceiling"]
     if floor is not None and floor == ceiling:
         return f"weight {region['weight']}, pin {floor}"
-    settings = [("weight", region["weight"]), ("floor", floor), ("ceiling", ceiling), ("limit", region["limit"])]
+    hold, until = region.get("hold"), region.get("hold_until")
+    held = None if hold is None else f"{hold} until {until}"
+    settings = [
+        ("weight", region["weight"]),
+        ("floor", floor),
+        ("ceiling", ceiling),
+        ("hold", held),
+        ("limit", region["limit"]),
+    ]
     return ", ".join(f"{name} {value}" for name, value in settings if value is not None)
 
 

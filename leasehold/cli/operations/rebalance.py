@@ -46,13 +46,23 @@ def move(
     units: Annotated[int, typer.Argument(min=1, metavar="UNITS")],
     source: Annotated[str, typer.Option("--from", metavar="REGION", help="The region that gives the units.")],
     target: Annotated[str, typer.Option("--to", metavar="REGION", help="The region that gets the units.")],
+    hold: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Keep them there for 30m, 1h or 2d; then demand decides again.")
+    ] = None,
     reason: Reason = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     wait: Wait = True,
 ) -> None:
-    """Move idle units from one region to another. Units that are spent already are reported, and the rest is moved."""
+    """Move idle units from one region to another. Units that are spent already are reported, and the rest is moved.
+
+    Without --hold idle units may be recalled soon, and the plan says when. `rebalance cancel` ends a
+    hold before its time. Exits with 0 only if all of them were moved, and with 130 after Ctrl-C.
+
+    Example: leasehold rebalance move exports:tenant=acme 300 --from us-east --to ap-south --hold 1h
+    """
     request = {"mode": "move", "quota": quota, "from": source, "to": target, "units": units, "reason": reason}
+    request |= {"hold": hold} if hold else {}
     _rebalance(cli, request, Answers(dry_run, yes, wait))
 
 
@@ -91,7 +101,10 @@ def even_out(
 def drain(
     cli: Cli, region: Region, reason: Reason = None, dry_run: DryRun = False, yes: Yes = False, wait: Wait = True
 ) -> None:
-    """Take all units back from a region, and grant it nothing until it is restored."""
+    """Take all units back from a region, and grant it nothing until it is restored.
+
+    Example: leasehold rebalance drain ap-south --reason "the region is lost"
+    """
     _rebalance(cli, {"mode": "drain", "region": region, "reason": reason}, Answers(dry_run, yes, wait))
 
 
@@ -118,7 +131,7 @@ def show(
 
 @api_command(rebalance, scope="alloc:write", changes=True)
 def cancel(cli: Cli, rebalance_id: RebalanceId) -> None:
-    """Stop a rebalance. What is done stays done, and a region that is being drained is granted units again."""
+    """Stop a rebalance, and end its hold. What is done stays done; a region that is drained is granted units again."""
     _print_result(cli, cli.post(f"/v1/rebalances/{segment(rebalance_id)}:cancel", {}))
 
 
@@ -206,6 +219,27 @@ def _print_plan(found: dict[str, Any]) -> None:
         typer.echo(f"recalls all that {found['request']['region']} holds: {counted(plan['recalled'], 'unit')}")
     for each in plan["cannot"]:
         typer.echo(f"cannot: {_impossible(each)}")
+    for each in plan["holds"]:
+        typer.echo(
+            f"keeps {each['units']} of {each['quota']} {each['period']} for {each['region']} until {each['until']}"
+        )
+    for each in plan["taken_back"]:
+        typer.echo(_taken_back(each, is_held=bool(plan["holds"])))
+
+
+def _taken_back(each: dict[str, Any], *, is_held: bool) -> str:
+    soon = "at once" if not each["after_ms"] else f"in about {_duration(each['after_ms'])}"
+    keeping = "" if is_held else "; --hold 1h keeps them"
+    units = f"{each['units']} of {each['quota']} from {each['region']}"
+    return f"demand may take back {units} {soon}: {each['reason']}{keeping}"
+
+
+def _duration(milliseconds: int) -> str:
+    seconds = milliseconds // 1000
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
 
 
 def _print_result(cli: Cli, found: dict[str, Any]) -> None:
@@ -224,6 +258,8 @@ def _print_result(cli: Cli, found: dict[str, Any]) -> None:
             f"  {each['regranted'] if each['to'] else each['returned']} of {each['units']} of {each['quota']} "
             f"from {each['from']} to {each['to'] or 'the pool'}{why}"
         )
+    for each in found.get("holds", ()):
+        typer.echo(f"keeps {each['units']} of {each['quota']} for {each['region']} until {each['until']}")
     for each in found["waits_for"][:MOST_SHOWN]:
         typer.echo(f"waits for {each['region']} to {each['what']} {each['units']} of {each['quota']}{_last_seen(each)}")
 

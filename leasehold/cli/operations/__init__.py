@@ -1,0 +1,1 @@
+"""Commands for operators: the doctor, regions, lanes and rebalances."""
