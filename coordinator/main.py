@@ -57,6 +57,8 @@ from web.problems import Problem, install_problems, problem_response
 from web.requests import install_requests
 from web.serving import serve
 from web.settings import load_settings, variable_of
+from web.tls.certificates import Certificates
+from web.tls.handshakes import serving_context
 
 ROUTERS = (
     health_routes.router,
@@ -98,6 +100,12 @@ def create_app(
     metrics, failures = CoordinatorMetrics(), JobFailures()
     terms = settings.jwt_terms()
     verifier = None if terms is None else JwtVerifier(terms, metrics.registry)
+    tls = serving_context(
+        settings.server_files(),
+        requires_client_certificate=settings.tls_require_client_cert,
+        registry=metrics.registry,
+    )
+    certificates = Certificates({"http": tls}, metrics.registry)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -106,7 +114,7 @@ def create_app(
             open_database(url, settings.database_pool_size, metrics.pools, name="requests") as database,
             _beside(listen(url, hub.deliver)),
             nullcontext() if verifier is None else _beside(verifier.keys.run()),
-            _watching(_health_of(settings, clock, metrics, failures, verifier)) as health,
+            _watching(_health_of(settings, clock, metrics, failures, verifier, certificates)) as health,
             running(url, jobs, metrics, failures, clock) as scheduler,
         ):
             database.on_commit = scheduler.expect_work
@@ -126,6 +134,7 @@ def create_app(
         redoc_url=None,
         generate_unique_id_function=operation_id,
     )
+    app.state.tls = tls
     for router in ROUTERS:
         app.include_router(router)
     install_problems(app)
@@ -149,6 +158,7 @@ def _health_of(
     metrics: CoordinatorMetrics,
     failures: JobFailures,
     verifier: JwtVerifier | None,
+    certificates: Certificates,
 ) -> CoordinatorHealth:
     url = settings.database_url.get_secret_value
     addresses = addresses_of(url(), settings.installation)
@@ -160,6 +170,7 @@ def _health_of(
         clock_warn_ms=settings.clock_warn_ms,
         addresses=addresses,
         jwt_keys=None if verifier is None else verifier.keys,
+        certificates=certificates,
     )
 
 
@@ -224,4 +235,5 @@ async def _serve(settings: CoordinatorSettings) -> None:
         max_header_bytes=settings.max_header_bytes,
         limits=app.state.connection_limits,
         before_shutdown=end_streams,
+        tls=app.state.tls,
     )

@@ -1,8 +1,8 @@
 """The settings of a coordinator. `main` reads them from the environment once, and passes them on."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, PostgresDsn, SecretStr, field_validator
+from pydantic import Field, PostgresDsn, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from coordinator.access.rules.scopes import is_scope
@@ -11,6 +11,8 @@ from protocol.messages import MAX_LANES
 from protocol.units import MAX_UNITS
 from web.connections import MAX_CONNECTIONS
 from web.credentials.jwt_settings import JwtSettings
+from web.tls.context import TlsFiles
+from web.tls.settings import CertFile, ClientCaFile, KeyFile, RequireClientCert, check_server_files
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -27,6 +29,10 @@ class CoordinatorSettings(JwtSettings):
     )
     host: str = Field(default="127.0.0.1", min_length=1, examples=["127.0.0.1"], description="Address to listen on.")
     port: int = Field(default=8400, ge=0, le=65535, examples=[8400], description="Port to listen on.")
+    tls_cert_file: CertFile = None
+    tls_key_file: KeyFile = None
+    tls_client_ca_file: ClientCaFile = None
+    tls_require_client_cert: RequireClientCert = True
     installation: str = Field(
         default="",
         max_length=200,
@@ -214,3 +220,11 @@ class CoordinatorSettings(JwtSettings):
             # Pydantic's own message would repeat the value, and with it the password.
             raise ValueError("it must look like postgresql://user:password@host:port/database") from None
         return value
+
+    @model_validator(mode="after")
+    def _has_usable_certificates(self) -> Self:
+        check_server_files("LEASEHOLD_COORDINATOR_TLS", self.server_files())
+        return self
+
+    def server_files(self) -> TlsFiles:
+        return TlsFiles(self.tls_client_ca_file, self.tls_cert_file, self.tls_key_file)

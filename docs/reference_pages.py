@@ -32,6 +32,8 @@ from web.credentials.secret_files import SUFFIX
 from web.declared_metrics import declared_labels
 from web.metrics import HttpMetrics
 from web.settings import Settings, is_read_again, is_secret, variable_of
+from web.tls.certificates import Certificates
+from web.tls.handshakes import FailedHandshakes
 
 OPENAPI = Path(__file__).parent / "openapi"
 PICTURES = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -133,6 +135,8 @@ def _registries() -> dict[str, CollectorRegistry]:
     ConnectionLimits(registry=coordinator)
     JwtMetrics(coordinator)
     JwtMetrics(agent.state.region.metrics.registry)
+    FailedHandshakes(coordinator)
+    Certificates({}, coordinator)
     return {"agent": agent.state.region.metrics.registry, "coordinator": coordinator}
 
 

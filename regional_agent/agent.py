@@ -47,6 +47,7 @@ from regional_agent.store.topology import Cluster
 from regional_agent.store.watch import StoreWatch
 from regional_agent.store_outage.journal import Journal, JournalDirectory
 from regional_agent.store_outage.rules.records import owner_of
+from regional_agent.tls import tls_of
 from web.credentials.verify_jwt import JwtVerifier
 from web.diagnosis.self_diagnosis import SelfDiagnosis
 
@@ -60,22 +61,28 @@ class RegionalAgent:
         """`unknown`: variables of the environment that look like settings, and that no setting reads."""
         self.settings = settings
         self._clock = clock
-        token = settings.coordinator_token
-        self._coordinator = CoordinatorClient(settings.coordinator_url, token, settings.region, settings.name)
         self.decision_timeout = DecisionTimeout(settings.decision_timeout_ms, settings.decision_timeout_max_ms)
         self._store_calls = StoreCallStatistics(self.decision_timeout)
         self.metrics = AgentMetrics(self._store_calls)
+        self.tls = tls_of(settings, self.metrics.registry)
+        self.coordinator = CoordinatorClient(
+            settings.coordinator_urls,
+            settings.coordinator_token,
+            settings.region,
+            settings.name,
+            self.tls.coordinator,
+        )
         self._keys = KeyStates(clock)
         self.store, stores = self._connections()
         self.cells = [self._cell(number, store) for number, store in stores]
         self._spread = MultiCellAdmission(self.cells, self.metrics)
         self.admission: Admission = self.cells[0].admission if len(self.cells) == 1 else self._spread
         self.holds = Holds(self.cell_of, HoldSeal(), self.metrics, self._allowance_limit, settings.adjust_ceiling)
-        self._signals = SignalListener(coordinator=self._coordinator, cells=self.cells, cell_of=self.cell_of)
+        self._signals = SignalListener(coordinator=self.coordinator, cells=self.cells, cell_of=self.cell_of)
         self._policies = Feed(
             "policies",
             read_bundle,
-            poll=self._coordinator.policies,
+            poll=self.coordinator.policies,
             put_in_force=self._put_policies_in_force,
             edges_ms=edges_ms,
             clock=clock,
@@ -84,7 +91,7 @@ class RegionalAgent:
         self._blocks = Feed(
             "blocks",
             read_blocks,
-            poll=self._coordinator.blocks,
+            poll=self.coordinator.blocks,
             put_in_force=self._put_blocks_in_force,
             edges_ms=lambda _: (),  # each block is compared with the clock when it is used
             clock=clock,
@@ -93,7 +100,7 @@ class RegionalAgent:
         self._resets = Feed(
             "resets",
             read_whole(ResetBatch),
-            poll=self._coordinator.resets,
+            poll=self.coordinator.resets,
             put_in_force=self._distribute_resets,
             edges_ms=lambda _: (),
             clock=clock,
@@ -131,7 +138,7 @@ class RegionalAgent:
 
     def _cell(self, number: int | None, store: Store) -> Cell:
         journal = _journal(self.settings, number, self._clock, self.metrics)
-        return Cell(number, store, journal, self._coordinator, self.metrics, self.settings, self._clock, self._keys)
+        return Cell(number, store, journal, self.coordinator, self.metrics, self.settings, self._clock, self._keys)
 
     def cell_of(self, quota: str) -> Cell:
         return self.cells[0 if len(self.cells) == 1 else cell_of(quota)]
@@ -142,6 +149,7 @@ class RegionalAgent:
         self.store.keep()
         parts: list[BackgroundLoop] = [self._signals, self._policies, self._blocks, self._resets]
         parts += [self.health, self.diagnosis]
+        parts += [self.coordinator] if len(self.coordinator.addresses.known) > 1 else []
         for cell in self.cells:
             parts += (cell.epochs, cell.exchange_loop, cell.share_loop, StoreWatch(cell.store, cell.breaker))
             parts += (cell.scripts.library, cell.resets)
@@ -158,7 +166,7 @@ class RegionalAgent:
             await asyncio.gather(
                 *(cell.leave(return_unspent=self.settings.return_on_stop) for cell in self.cells),
             )
-            await self._coordinator.close()
+            await self.coordinator.close()
             await self.store.close()
 
     async def explain(self, check: Check) -> ExplainAnswer:
@@ -201,7 +209,7 @@ class RegionalAgent:
     @property
     def coordinator_release(self) -> str | None:
         """The release that the coordinator stated last."""
-        return None if self._coordinator.peer is None else self._coordinator.peer.release
+        return None if self.coordinator.peer is None else self.coordinator.peer.release
 
     @property
     def set_aside(self) -> Sequence[SetAside]:
@@ -238,6 +246,7 @@ class RegionalAgent:
         self.metrics.store_calls.set(self.store.calls)
         self.metrics.library.show(cell.scripts.library for cell in self.cells)
         self.metrics.breaker.state(self.breaker())
+        self.metrics.coordinator_addresses.show(self.coordinator.addresses)
         self.metrics.hot_keys.show(self.hottest(MAX_HOT_KEYS))
         self.health.measure()
         self._measure_configuration()

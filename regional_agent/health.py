@@ -122,6 +122,11 @@ class AgentHealth:
         for cell in self._region.cells:
             yield from store_findings(cell)
             yield from self._coordinator_findings(cell)
+        for address in self._region.coordinator.addresses.known:
+            if address.is_tls_fault:
+                yield _degrading("coordinator_tls_failed", f"TLS with {address.url} fails: {address.fault}")
+        for each in self._region.tls.certificates.look(self._clock.now()):
+            yield _degrading(each.code, each.text)
         if self._region.admission.policies is None:
             yield AgentFinding("no_policies", "no policies have arrived yet")
         if self._region.admission.blocks is None:

@@ -112,5 +112,6 @@ def _serve(settings: AgentSettings, listener: Listener, worker: Worker | None = 
         max_header_bytes=settings.max_header_bytes,
         limits=app.state.connection_limits,
         lame_duck=lame_duck,
+        tls=app.state.region.tls.http,
     )
     uvloop.run(serving)

@@ -17,6 +17,7 @@ from protocol.compatibility.releases import RELEASE
 from protocol.limits.document import QuotaKind
 from regional_agent.admission.decision_log import DecisionLog
 from regional_agent.admission.rules.modes import REFUND
+from regional_agent.leasing.rules.addresses import Addresses
 from regional_agent.leasing.rules.demand import HotKey
 from regional_agent.store.call_statistics import StoreCallStatistics
 from regional_agent.store.library import StoreLibrary, idle_libraries
@@ -223,6 +224,16 @@ class LibraryMetrics(DeclaredMetrics):
             self._idle.labels(name, str(name == own).lower()).set(idle_s)
 
 
+class CoordinatorAddressMetrics(DeclaredMetrics):
+    _in_use = gauge("leasehold_coordinator_address_in_use", "1: the coordinator's address that calls go to.", "url")
+    _moves = total("leasehold_coordinator_failovers", "Times that the agent left a coordinator's address that failed.")
+
+    def show(self, addresses: Addresses) -> None:
+        for each in addresses.known:
+            self._in_use.labels(each.url).set(each is addresses.in_use)
+        self._moves.set(addresses.moves)
+
+
 class HotKeyMetrics(DeclaredMetrics):
     _keys = gauge(
         "leasehold_hot_key_units_per_second",
@@ -308,3 +319,4 @@ class AgentMetrics(DeclaredMetrics):
         self.epochs = EpochMetrics(self.registry)
         self.partition = PartitionMetrics(self.registry)
         self.hot_keys = HotKeyMetrics(self.registry)
+        self.coordinator_addresses = CoordinatorAddressMetrics(self.registry)

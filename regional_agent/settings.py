@@ -16,6 +16,15 @@ from regional_agent.store.sources import library_in
 from web.connections import MAX_CONNECTIONS
 from web.credentials.jwt_settings import JwtSettings
 from web.settings import READ_AT_START
+from web.tls.context import TlsFiles
+from web.tls.settings import (
+    CertFile,
+    ClientCaFile,
+    KeyFile,
+    RequireClientCert,
+    check_client_files,
+    check_server_files,
+)
 from web.tokens import is_bearer
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -32,10 +41,32 @@ class AgentSettings(JwtSettings):
 
     region: str = Field(pattern=REGION_PATTERN, examples=["us-east"], description="Name of the region.")
     coordinator_url: str = Field(
-        pattern=r"^https?://[^/]+$", examples=["http://127.0.0.1:8400"], description="Address of the coordinator."
+        pattern=r"^https?://[^/,\s]+(,https?://[^/,\s]+)*$",
+        examples=["https://coordinator-1:8400,https://coordinator-2:8400"],
+        description=(
+            "Address of the coordinator, or of several in order of preference, separated by commas. If one does not "
+            "answer, the next one is used at once."
+        ),
     )
     coordinator_token: SecretStr = Field(
         min_length=1, examples=["lh_…"], description="Token with the scope `region:NAME`."
+    )
+    coordinator_ca_file: FilePath | None = Field(
+        default=None,
+        examples=["/etc/leasehold/ca.pem"],
+        description=(
+            "Authorities (PEM) that sign the coordinator's certificate, in place of those that the machine trusts."
+        ),
+    )
+    coordinator_cert_file: FilePath | None = Field(
+        default=None,
+        examples=["/etc/leasehold/agent.pem"],
+        description="Client certificate (PEM) for a coordinator that asks for one.",
+    )
+    coordinator_key_file: FilePath | None = Field(
+        default=None,
+        examples=["/etc/leasehold/agent.key"],
+        description="Key (PEM) of the client certificate, if it is in a file of its own.",
     )
     store_url: SecretStr = Field(
         json_schema_extra=READ_AT_START,
@@ -89,6 +120,10 @@ class AgentSettings(JwtSettings):
     uds: str | None = Field(
         default=None, examples=["/run/leasehold/agent.sock"], description="Unix socket to listen on instead."
     )
+    tls_cert_file: CertFile = None
+    tls_key_file: KeyFile = None
+    tls_client_ca_file: ClientCaFile = None
+    tls_require_client_cert: RequireClientCert = True
     service_token: SecretStr | None = Field(
         default=None,
         examples=["a long random text"],
@@ -274,6 +309,33 @@ class AgentSettings(JwtSettings):
         if self.store_key_file is not None and self.store_cert_file is None:
             raise ValueError(f"{prefix}_KEY_FILE is set without {prefix}_CERT_FILE")
         return self
+
+    @model_validator(mode="after")
+    def _has_usable_certificates(self) -> Self:
+        prefix = "LEASEHOLD_AGENT_COORDINATOR"
+        check_client_files(prefix, self.coordinator_files(), has_tls=self.has_coordinator_tls)
+        check_server_files("LEASEHOLD_AGENT_TLS", self.server_files())
+        if self.uds is not None and self.tls_cert_file is not None:
+            raise ValueError("LEASEHOLD_AGENT_TLS_CERT_FILE is set, and a unix socket (LEASEHOLD_AGENT_UDS) has no TLS")
+        return self
+
+    @property
+    def coordinator_urls(self) -> list[str]:
+        """Return the addresses of coordinators, each once."""
+        return list(dict.fromkeys(self.coordinator_url.split(",")))
+
+    @property
+    def has_coordinator_tls(self) -> bool:
+        return "https://" in self.coordinator_url
+
+    def coordinator_files(self) -> TlsFiles:
+        return TlsFiles(self.coordinator_ca_file, self.coordinator_cert_file, self.coordinator_key_file)
+
+    def server_files(self) -> TlsFiles:
+        return TlsFiles(self.tls_client_ca_file, self.tls_cert_file, self.tls_key_file)
+
+    def store_files(self) -> TlsFiles:
+        return TlsFiles(self.store_ca_file, self.store_cert_file, self.store_key_file)
 
     def store_address(self) -> StoreAddress:
         return StoreAddress.parse(self.store_url.get_secret_value())

@@ -18,6 +18,7 @@ from regional_agent.store.connection import KEEPS_ALL, StoreError, StoreUnavaila
 from regional_agent.store.library import idle_libraries
 from regional_agent.store.types import SlotCharge, StoreIncarnation
 from web.health import Health, HealthReason, HealthStatus
+from web.tls.certificates import CertificateStatus
 
 MOST_LEASES = 1000
 MAX_HOT_KEYS = 20
@@ -98,11 +99,21 @@ class CellStatus(Struct, frozen=True, kw_only=True):
     breaker: BreakerState
 
 
+class CoordinatorStatus(Struct, frozen=True, kw_only=True):
+    """One of the coordinator's addresses."""
+
+    url: str
+    in_use: bool
+    fault: str | None  # why the latest call failed there
+
+
 class Status(Struct, frozen=True, kw_only=True):
     region: str
     agent: str
     release: str
     coordinator_release: str | None  # as the coordinator stated it last
+    coordinators: list[CoordinatorStatus]  # in order of preference
+    certificates: list[CertificateStatus]  # that this agent shows, and when they end
     epoch: Units | None  # in a Cluster the newest of all cells
     lanes: Units | None
     cells: list[CellStatus]  # of a Cluster
@@ -148,6 +159,8 @@ async def status_of(region: RegionalAgent, health: Health) -> Status:
         agent=region.settings.name,
         release=RELEASE,
         coordinator_release=region.coordinator_release,
+        coordinators=_coordinators(region),
+        certificates=region.tls.certificates.status(),
         epoch=max((incarnation.epoch for incarnation in incarnations if incarnation), default=None),
         lanes=max((incarnation.lanes for incarnation in incarnations if incarnation), default=None),
         cells=_cells(region),
@@ -174,6 +187,14 @@ async def status_of(region: RegionalAgent, health: Health) -> Status:
         shares=[share for cell in region.cells for share in _shares(cell)][:MOST_LEASES],
         slot_shares=[share for cell in region.cells for share in _slot_shares(cell)][:MOST_LEASES],
     )
+
+
+def _coordinators(region: RegionalAgent) -> list[CoordinatorStatus]:
+    addresses = region.coordinator.addresses
+    return [
+        CoordinatorStatus(url=each.url, in_use=each is addresses.in_use, fault=each.fault or None)
+        for each in addresses.known
+    ]
 
 
 def _store_latency(region: RegionalAgent) -> StoreLatencyStatus:

@@ -21,8 +21,10 @@ from protocol.problems import MEDIA_TYPE
 from web.connections import SILENT, SLOW, ConnectionLimits
 from web.problems import Problem, problem_document
 from web.request_ids import new_request_id
+from web.tls.peers import PeerCertificate, peer_certificate_of
 
 LINGER_S = 5.0
+CLIENT_CERTIFICATE = "client_certificate"  # its name in `request.state`
 
 
 class _HeadTooLarge(Exception):
@@ -50,11 +52,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._has_host = False
         self._arrival: asyncio.TimerHandle | None = None  # while a request is awaited
         self._arrival_seen = (0, 0)  # how far it had come when the timer was set
+        self._client_certificate: PeerCertificate | None = None
 
     # --- the number of connections -----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._client_certificate = peer_certificate_of(transport)
         self._await_arrival()
         self.limits.opened(self)
 
@@ -132,6 +136,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._between_messages = False
         self._has_host = False
         self._parsed_bytes = 0
+        self.scope["state"][CLIENT_CERTIFICATE] = self._client_certificate
 
     def on_url(self, url: bytes) -> None:
         self._count_parsed(len(url))

@@ -16,7 +16,9 @@ import gc
 import os
 import signal
 import socket
+import ssl
 import stat
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import NamedTuple
@@ -29,6 +31,8 @@ from web.connections import ConnectionLimits, within_descriptors
 from web.http_protocol import BoundedProtocol, bounded_protocol
 
 GRACE_S = 5
+TLS_SHUTDOWN_S = 5.0  # how long to wait for the client's half of the end of a TLS connection
+STARTUP_FAILURE = 3  # the exit status of uvicorn where the app does not start
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they do not send into a closed one
 
 GARBAGE_AFTER = 50_000  # new objects between collections; Python's default is 700
@@ -79,6 +83,7 @@ async def serve(
     protocol: type[BoundedProtocol] = BoundedProtocol,
     before_shutdown: Callable[[], Awaitable[None]] | None = None,
     on_listening: Callable[[str], None] | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve an app until a signal arrives."""
     with listening(host, port, uds) as listener:
@@ -90,6 +95,7 @@ async def serve(
             protocol=protocol,
             before_shutdown=before_shutdown,
             on_listening=on_listening,
+            tls=tls,
         )
 
 
@@ -103,6 +109,7 @@ async def serve_on(
     before_shutdown: Callable[[], Awaitable[None]] | None = None,
     on_listening: Callable[[str], None] | None = None,
     lame_duck: LameDuck | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve an app on a socket that is open already, and that other processes may share.
 
@@ -111,8 +118,9 @@ async def serve_on(
     collect_garbage_rarely()
     limits = limits or ConnectionLimits()
     limits.max_connections = within_descriptors(limits.max_connections)
-    config = _config(app, bounded_protocol(max_header_bytes, limits, protocol))
-    server = _Server(config, before_shutdown, _announcer(listener.address, on_listening), lame_duck)
+    config = _config(app, bounded_protocol(max_header_bytes, limits, protocol), tls)
+    address = listener.address if tls is None else listener.address.replace("http://", "https://", 1)
+    server = _Server(config, before_shutdown, _announcer(address, on_listening), lame_duck, limits.request_timeout_s)
     await server.serve([listener.socket])
 
 
@@ -142,16 +150,38 @@ class _Server(Server):
         before_shutdown: Callable[[], Awaitable[None]] | None,
         announce: Callable[[], None],
         lame_duck: LameDuck | None,
+        handshake_timeout_s: float,
     ) -> None:
         super().__init__(config)
+        self._handshake_timeout_s = handshake_timeout_s
         self._lame_duck = lame_duck
         self._is_lame_duck = False
         self._before_shutdown = before_shutdown
         self._announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """Start as uvicorn does on open sockets, and bound TLS handshakes: a silent client holds a descriptor."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+        loop, tls = asyncio.get_running_loop(), self.config.ssl
+        self.servers = [
+            await loop.create_server(
+                self._new_connection,
+                sock=each,
+                ssl=tls,
+                backlog=self.config.backlog,
+                ssl_handshake_timeout=None if tls is None else self._handshake_timeout_s,
+                ssl_shutdown_timeout=None if tls is None else TLS_SHUTDOWN_S,
+            )
+            for each in sockets or ()
+        ]
+        self.started = True
         self._announce()
+
+    def _new_connection(self) -> asyncio.Protocol:
+        make: type[BoundedProtocol] = self.config.http_protocol_class  # type: ignore[assignment]
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def main_loop(self) -> None:
         try:
@@ -204,9 +234,10 @@ class _Server(Server):
                 loop.remove_signal_handler(number)
 
 
-def _config(app: ASGIApp, protocol: type[BoundedProtocol]) -> Config:
+def _config(app: ASGIApp, protocol: type[BoundedProtocol], tls: ssl.SSLContext | None) -> Config:
     return Config(
         app,
+        ssl_context_factory=None if tls is None else lambda _config, _default: tls,
         http=protocol,
         ws="none",
         lifespan="on",

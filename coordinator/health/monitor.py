@@ -29,6 +29,7 @@ from migrations.revisions import is_behind, known_revisions
 from protocol.compatibility.releases import GUIDE, RELEASE, UPGRADE_ORDER, Peer, minor_of
 from web.credentials.issuer_keys import IssuerKeys
 from web.health import Health, HealthReason, HealthStatus
+from web.tls.certificates import Certificates
 
 LOOK_EVERY_S = 5.0
 LOOK_AGAIN_S = 1.0  # while the last proof failed
@@ -57,6 +58,7 @@ class CoordinatorHealth:
         clock_warn_ms: int,
         addresses: frozenset[str],
         jwt_keys: IssuerKeys | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
         self._url = url
         self._clock = clock
@@ -64,6 +66,7 @@ class CoordinatorHealth:
         self._failures = failures
         self._addresses = addresses
         self._jwt_keys = jwt_keys
+        self._certificates = certificates
         self._unconfirmed: str | None = None  # why this may be a copy of the installation
         self._clock_warn_ms = clock_warn_ms
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
@@ -233,6 +236,8 @@ class CoordinatorHealth:
             yield CoordinatorFinding("installation_unconfirmed", text, HealthStatus.DEGRADED)
         if self._jwt_keys is not None and self._jwt_keys.finding:
             yield CoordinatorFinding("jwt_keys_stale", self._jwt_keys.finding, HealthStatus.DEGRADED)
+        for each in self._certificates.look(self._clock.untrusted_now()) if self._certificates else ():
+            yield CoordinatorFinding(each.code, each.text, HealthStatus.DEGRADED, each.use)
         for job, failing in self._failures.in_a_row().items():
             text = f"the job {job!r} failed at least {self._failures.TOO_OFTEN} times in a row: {failing.error}"
             yield CoordinatorFinding("job_failing", text, HealthStatus.DEGRADED, job)

@@ -1,6 +1,7 @@
 """Commands that call the coordinator's API: their common options, their calls, and how they print results."""
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,9 +18,12 @@ from leasehold.cli.output import fail, print_table, warn
 from protocol.compatibility.releases import is_too_old, peer_of, stated, too_old
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
 
 URL, TOKEN = "LEASEHOLD_URL", "LEASEHOLD_TOKEN"
+TLS_FILES = ("LEASEHOLD_CA_FILE", "LEASEHOLD_CERT_FILE", "LEASEHOLD_KEY_FILE")  # for coordinators and agents
 DEFAULT_URL = "http://127.0.0.1:8400"
 TIMEOUT_S = 30
 MAX_PAGE_SIZE = 1000
@@ -93,7 +97,9 @@ class Cli:
             fail(f"{TOKEN} is not set. It must be a token with the scope {self._scope}, such as {how} makes.")
         headers = {"Authorization": f"Bearer {token}", **stated()}
         hooks = {"response": [_refuse_too_old]}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT_S, event_hooks=hooks)
+        return httpx.Client(
+            base_url=self.url, headers=headers, timeout=TIMEOUT_S, event_hooks=hooks, verify=verification()
+        )
 
     # --- calls
 
@@ -172,15 +178,42 @@ class Cli:
 @contextmanager
 def connected(cli: Cli) -> Iterator[Cli]:
     """Close the command's connections at its end, and end it in one sentence if the coordinator does not answer."""
+    with explained(cli.url):
+        try:
+            yield cli
+        finally:
+            if "client" in vars(cli):
+                cli.client.close()
+
+
+@contextmanager
+def explained(url: str) -> Iterator[None]:
+    """End the command in one sentence if what is at this URL does not answer."""
+    import ssl
+
     import httpx
 
+    from web.tls.reasons import describe, tls_error_in
+
     try:
-        yield cli
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        fail(f"{cli.url} does not answer: {str(error) or type(error).__name__}")
-    finally:
-        if "client" in vars(cli):
-            cli.client.close()
+        yield
+    except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError) as error:
+        tls_error = tls_error_in(error)
+        reason = str(error) or type(error).__name__ if tls_error is None else describe(tls_error)
+        fail(f"{url} does not answer: {reason}")
+
+
+def verification() -> "ssl.SSLContext | bool":
+    """Return how servers are verified, and the certificate that this command shows, as the environment says."""
+    from web.tls.context import CertificatesUnusable, TlsFiles, client_context
+
+    named = [os.environ.get(name) for name in TLS_FILES]
+    if not any(named):
+        return True
+    try:
+        return client_context(TlsFiles(*(Path(each) if each else None for each in named)))
+    except CertificatesUnusable as error:
+        fail(f"{', '.join(TLS_FILES)}: {error}")
 
 
 def _refuse_too_old(response: "httpx.Response") -> None:

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leasehold.cli.api import answer, pair
+from leasehold.cli.api import answer, explained, pair, verification
 from leasehold.cli.environment import secret_of
-from leasehold.cli.output import fail, print_table
+from leasehold.cli.output import print_table
 
 if TYPE_CHECKING:
     import httpx
@@ -64,10 +64,9 @@ def _post(agent: str, path: str, body: dict[str, Any]) -> "httpx.Response":
 
     token = secret_of(AGENT_TOKEN)
     headers = {"Authorization": f"Bearer {token.split()[0]}"} if token else {}  # there may be several
-    try:
-        return httpx.post(f"{agent.rstrip('/')}{path}", json=body, headers=headers, timeout=TIMEOUT_S)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        fail(f"{agent} does not answer: {str(error) or type(error).__name__}")
+    url = f"{agent.rstrip('/')}{path}"
+    with explained(agent):
+        return httpx.post(url, json=body, headers=headers, timeout=TIMEOUT_S, verify=verification())
 
 
 def _is_decision(response: "httpx.Response") -> bool:

@@ -53,13 +53,13 @@ def parse_url(
 
 
 def _tls(ca_file: FileName | None, certificate: tuple[FileName, FileName] | None) -> "SSLContext":
-    """Return a context that verifies the agent's certificate and host name."""
-    import ssl  # noqa: PLC0415 - for https only: the client loads few modules
+    """Return a context that verifies the agent's certificate and host name, and reads changed files again."""
+    from pathlib import Path  # noqa: PLC0415 - for https only: the client loads few modules
 
-    context = ssl.create_default_context(cafile=ca_file)
-    if certificate is not None:
-        context.load_cert_chain(*certificate)
-    return context
+    from web.tls.context import ReloadedContext, TlsFiles, client_context  # noqa: PLC0415
+
+    paths = (None if each is None else Path(each) for each in (ca_file, *(certificate or (None, None))))
+    return ReloadedContext(TlsFiles(*paths), client_context)
 
 
 def request_bytes(call: Call, host: str, token: str | None) -> bytes:

@@ -37,7 +37,7 @@ class AgentFacts(NamedTuple):
     has_journal: bool
     journal_free_bytes: int | None  # of its file system
     journal_max_bytes: int
-    coordinator_url: str
+    coordinator_urls: Sequence[str]
     exchange_ms: int  # round trip of the latest exchange; 0 before the first
     longest_wait_ms: int  # an exchange never waits longer for its reply
     log_level: str

@@ -53,7 +53,7 @@ def agent_facts(region: "RegionalAgent", unread: Sequence[UnknownSetting]) -> Ag
         has_journal=journal is not None,
         journal_free_bytes=None if journal is None else free_bytes(journal),
         journal_max_bytes=settings.journal_max_bytes,
-        coordinator_url=settings.coordinator_url,
+        coordinator_urls=settings.coordinator_urls,
         exchange_ms=max(cell.quotas.round_trip_ms for cell in region.cells),
         longest_wait_ms=LONGEST_PAUSE_MS,
         log_level=settings.log_level,

@@ -237,12 +237,13 @@ def judge_journal(facts: AgentFacts) -> Verdict:
 
 
 def judge_coordinator_link(facts: AgentFacts) -> Verdict:
-    parts = urlsplit(facts.coordinator_url)
-    if parts.scheme == "https":
+    plain = [url for url in facts.coordinator_urls if not url.startswith("https://")]
+    if not plain:
         return passed("encrypted, and the certificate is verified")
-    if is_loopback(parts.hostname or ""):
+    elsewhere = [url for url in plain if not is_loopback(urlsplit(url).hostname or "")]
+    if not elsewhere:
         return passed("on this machine")
-    return warning(f"{facts.coordinator_url} is not encrypted: the region's token crosses the network in clear")
+    return warning(f"{', '.join(elsewhere)} is not encrypted: the region's token crosses the network in clear")
 
 
 def judge_exchange_time(facts: AgentFacts) -> Verdict:

@@ -4,7 +4,6 @@ A call that is refused as a whole is halved until the lane, or the grant request
 one is set aside, and the rest goes on.
 """
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 
@@ -15,7 +14,6 @@ from regional_agent.leasing.coordinator_client import (
     CoordinatorClient,
     CoordinatorFailed,
     CoordinatorRefused,
-    CoordinatorUnavailable,
 )
 from regional_agent.leasing.lane_faults import FrozenLane, LaneFaults
 from regional_agent.leasing.pacing import Pacing
@@ -29,10 +27,6 @@ MOST_CALL_BYTES = 4 * 1024 * 1024  # of frozen batches in one call: the coordina
 # After this many answers of 500 in a row, and then every eighth time, the parts of the message are tried one by one.
 SUSPICIOUS_FAILURES, TRY_PARTS_EVERY = 2, 8
 PAUSE_AFTER_FAILURE_MS = 30_000  # of a lane that alone is answered with 500
-
-
-class NoReply(CoordinatorUnavailable):
-    """No reply came in time. The coordinator may have booked the exchange all the same."""
 
 
 Culprit = tuple[FrozenLane, CoordinatorRefused | CoordinatorFailed]
@@ -116,18 +110,11 @@ class Delivery:
         ]
         request = ExchangeRequest(fingerprint=incarnation.fingerprint, exchanges=exchanges)
         sent_ms = self._clock.monotonic_ms()
-        response = await self._reply_in_time(request)
+        timeout_ms = reply_timeout_ms(self._pacing.backoff, self._quotas.round_trip_ms)
+        response = await self._coordinator.exchange(request, timeout_ms / 1000)
         self._quotas.round_trip_ms = self._clock.monotonic_ms() - sent_ms
         self._metrics.exchange_seconds.observe(self._quotas.round_trip_ms / 1000)
         return response, sent_ms
-
-    async def _reply_in_time(self, request: ExchangeRequest) -> ExchangeResponse:
-        timeout_ms = reply_timeout_ms(self._pacing.backoff, self._quotas.round_trip_ms)
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                return await self._coordinator.exchange(request)
-        except TimeoutError:
-            raise NoReply("no reply in time") from None
 
 
 def split_into_calls(frozen_lanes: Sequence[FrozenLane]) -> list[list[FrozenLane]]:

@@ -10,8 +10,7 @@ import structlog
 from protocol.clock import Clock
 from protocol.identifiers import lane_of
 from protocol.outcomes import ExchangeOutcome
-from regional_agent.leasing.coordinator_client import CoordinatorRefused, CoordinatorUnavailable
-from regional_agent.leasing.delivery import NoReply
+from regional_agent.leasing.coordinator_client import CoordinatorRefused, CoordinatorUnavailable, NoReply
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.exchange import MOST_QUOTAS, LaneExchange
 from regional_agent.leasing.older_epochs import OlderEpochs

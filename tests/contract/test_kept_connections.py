@@ -26,7 +26,7 @@ def test_a_lease_renewed_late_outlasts_a_minute_without_the_coordinator() -> Non
 
 
 async def test_the_agents_client_keeps_idle_connections_for_that_time() -> None:
-    client = CoordinatorClient("http://127.0.0.1:1", SecretStr("lh_token"), "us-east")
+    client = CoordinatorClient(["http://127.0.0.1:1"], SecretStr("lh_token"), "us-east")
     transport = client._http._transport
     assert isinstance(transport, httpx.AsyncHTTPTransport)
     assert transport._pool._keepalive_expiry == KEPT_S

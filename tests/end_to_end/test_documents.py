@@ -12,10 +12,13 @@ import pytest
 
 from leasehold import Client
 from leasehold.local_stack.processes import wait_until
+from tests.certificates import Handshake
 from tests.end_to_end.launching import PATIENCE_S, Launcher, running
+from web.tls.context import TlsFiles, client_context, server_context
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = ["README.md", *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md")))]
+TLS = "docs/guides/tls.md"  # its examples need no stack
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PORT = re.compile(r"127\.0\.0\.1:(84\d\d)")
 
@@ -45,7 +48,7 @@ def exported(stack: Launcher) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if examples(page)])
+@pytest.mark.parametrize("page", [page for page in PAGES if examples(page) and page != TLS])
 def test_every_example_of_a_page_works(page: str, stack: Launcher, exported: str) -> None:
     for example in examples(page):
         printed = run(example, stack, exported)
@@ -68,6 +71,26 @@ def run(example: str, stack: Launcher, exported: str) -> str:
     )
     assert done.returncode == 0, f"{command}\n{done.stderr}"
     return done.stdout
+
+
+def test_the_certificates_of_the_guide_are_accepted(tmp_path: Path) -> None:
+    """Each side verifies the other by the files that the guide's commands write."""
+    done = subprocess.run(
+        ["bash", "-eu", "-c", "\n".join(examples(TLS))], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+    def files(name: str) -> TlsFiles:
+        return TlsFiles(tmp_path / "ca.pem", tmp_path / f"{name}.pem", tmp_path / f"{name}.key")
+
+    for client, server, host in (
+        ("agent", "coordinator", "coordinator.internal"),
+        ("agent", "coordinator", "127.0.0.1"),
+        ("service", "agent", "agent.internal"),
+    ):
+        contexts = client_context(files(client)), server_context(files(server))
+        assert not Handshake(*contexts, host).failures
+        assert Handshake(*contexts, "elsewhere.internal").failures
 
 
 def test_the_quickstart_leads_to_a_line_of_usage(stack: Launcher, exported: str) -> None:
@@ -116,6 +139,7 @@ def test_the_pages_have_examples() -> None:
         "docs/guides/regions.md": 6,
         "docs/guides/services.md": 7,
         "docs/guides/stores.md": 1,
+        "docs/guides/tls.md": 2,
         "docs/how-to.md": 9,
         "docs/quickstart.md": 6,
     }

@@ -558,7 +558,7 @@ class World:
     def _lives(self, name: str) -> bool:
         return self._agent(name).is_alive
 
-    def _client(self, url: str, token: SecretStr, region: str, name: str) -> VirtualClient:
+    def _client(self, urls: Sequence[str], token: SecretStr, region: str, name: str, tls: None) -> VirtualClient:
         agent = self._agent(name)
         client = VirtualClient(region, self.coordinators, self.weather[region], lambda: self._may_act(agent))
         agent.client = client

@@ -289,6 +289,16 @@ export interface components {
             epoch: number | null;
             node: string;
         };
+        /**
+         * CertificateStatus
+         * @description A certificate that this service shows.
+         */
+        CertificateStatus: {
+            fault: string | null;
+            /** Format: date-time */
+            not_after: string;
+            use: string;
+        };
         /** Check */
         Check: {
             cost?: number | null;
@@ -335,6 +345,15 @@ export interface components {
          * @enum {string}
          */
         CheckState: "failed" | "ok" | "unknown" | "warning";
+        /**
+         * CoordinatorStatus
+         * @description One of the coordinator's addresses.
+         */
+        CoordinatorStatus: {
+            fault: string | null;
+            in_use: boolean;
+            url: string;
+        };
         /**
          * DenialCause
          * @description Why a policy denies a request, in the words that services, metrics and logs see. A newer agent may use others.
@@ -747,9 +766,11 @@ export interface components {
             agent: string;
             block_version: number | null;
             cells: components["schemas"]["CellStatus"][];
+            certificates: components["schemas"]["CertificateStatus"][];
             checked_at: string | null;
             checks: components["schemas"]["CheckResult"][];
             coordinator_release: string | null;
+            coordinators: components["schemas"]["CoordinatorStatus"][];
             epoch: number | null;
             faults: string[];
             hot_keys: components["schemas"]["HotKeyStatus"][];

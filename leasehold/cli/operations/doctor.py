@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leasehold.cli.api import DEFAULT_URL, TOKEN, URL
+from leasehold.cli.api import DEFAULT_URL, TOKEN, URL, verification
 from leasehold.cli.check import AGENT_TOKEN, AGENT_URL
 from leasehold.cli.environment import secret_of
 from leasehold.cli.output import fail, print_table, progress_line
@@ -94,7 +94,8 @@ def _installation(
     from regional_agent.store.opening import StoreAccess
 
     try:
-        tls = ssl.create_default_context()
+        shown = verification()  # as the environment says, for coordinators that ask for a certificate
+        tls = shown if isinstance(shown, ssl.SSLContext) else ssl.create_default_context()
         if ca_file is not None:
             tls.load_verify_locations(ca_file)
     except (OSError, ssl.SSLError) as error:

@@ -18,10 +18,10 @@ from leasehold.doctor.rules import TLS_CHECK
 from protocol.clock import SystemClock
 from protocol.diagnosis.checks import failure
 from regional_agent.main import create_app as create_agent
+from tests.certificates import DAY, Authority
 from tests.conftest import free_port
 from tests.integration.cli.test_limits_commands import Shell
 from tests.integration.coordinator.fixtures import connected, served
-from tests.integration.regional_agent.store.certificates import Authority
 from tests.integration.regional_agent.world import World
 from tests.waiting import until
 
@@ -158,7 +158,7 @@ async def test_the_list_of_checks_needs_no_connection(shell: Shell) -> None:
 async def with_certificate(authority: Authority, host: str) -> AsyncIterator[int]:
     """Yield the port of a server that shakes hands with a certificate for this host, and says goodbye."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*authority.issue(host, (host,)))
+    context.load_cert_chain(*authority.issue(host, (host,), ends_in=DAY))
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
     async with server:
         yield server.sockets[0].getsockname()[1]

@@ -143,5 +143,5 @@ def test_files_for_tls_without_https_are_refused(tmp_path: Path) -> None:
     for options in ({"ca_file": files.certificate}, {"certificate": files}):
         with pytest.raises(ValueError, match="does not begin with https"):
             Client("http://127.0.0.1:8411", **options)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ValueError, match=r"missing\.pem: No such file"):
         Client("https://127.0.0.1:8411", ca_file=tmp_path / "missing.pem")

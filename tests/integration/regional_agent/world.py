@@ -5,6 +5,7 @@ region. `Weather` stands in for the network: it can drop a request, or drop the 
 """
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -256,7 +257,7 @@ async def running(settings: AgentSettings) -> AsyncIterator[Agent]:
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp, hub: SignalHub) -> AsyncIterator[str]:
+async def serving(app: ASGIApp, hub: SignalHub, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """Start a coordinator behind a socket, in the test's own loop, and return its URL."""
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -264,7 +265,7 @@ async def serving(app: ASGIApp, hub: SignalHub) -> AsyncIterator[str]:
         hub.close()
 
     server = asyncio.create_task(
-        serve(app, host="127.0.0.1", port=0, before_shutdown=end_streams, on_listening=listening.set_result)
+        serve(app, host="127.0.0.1", port=0, before_shutdown=end_streams, on_listening=listening.set_result, tls=tls)
     )
     try:
         yield await listening
@@ -278,7 +279,7 @@ async def another_coordinator(database: str, **settings: Any) -> AsyncIterator[s
     """Start a coordinator on the same Postgres, without network faults on the way to it."""
     hub = SignalHub()
     app = create_coordinator(CoordinatorSettings(database_url=SecretStr(restricted(database)), **settings), hub=hub)
-    async with serving(app, hub) as url:
+    async with serving(app, hub, app.state.tls) as url:
         yield url
 
 

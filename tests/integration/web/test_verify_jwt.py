@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from tests.certificates import Authority
 from tests.conftest import free_port
-from tests.integration.regional_agent.store.certificates import Authority
 from tests.issuer import AUDIENCE, Issuer, public_jwk, rsa_key
 from web.credentials.issuer_keys import UNKNOWN_KEY_EVERY_S, IssuerKeys, KeysUnavailable, signing_keys
 from web.credentials.jwt_metrics import JwtMetrics

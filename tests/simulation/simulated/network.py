@@ -40,7 +40,8 @@ from protocol.messages import (
     Signal,
 )
 from protocol.outcomes import EpochRefusal, ExchangeOutcome, GrantRefusal
-from regional_agent.leasing.coordinator_client import CoordinatorRefused, CoordinatorUnavailable
+from regional_agent.leasing.coordinator_client import CoordinatorRefused, CoordinatorUnavailable, NoReply
+from regional_agent.leasing.rules.addresses import Addresses
 from tests.simulation.simulated.ledger_model import LedgerModel, Transaction
 from tests.simulation.simulated.virtual_time import VirtualClock
 from web.problems import Problem
@@ -270,6 +271,7 @@ class VirtualClient:
     peer: Peer | None = None  # nothing is stated: all are of one release
 
     def __init__(self, region: str, coordinators: Coordinators, weather: Weather, is_alive: Callable[[], bool]) -> None:
+        self.addresses = Addresses.of(["http://coordinator"])
         self._region = region
         self._coordinators = coordinators
         self._weather = weather
@@ -295,9 +297,13 @@ class VirtualClient:
         body = msgspec.json.encode(request)
         return _opened(await self._call(lambda: self._coordinators.rebind_epoch(self._region, epoch, body)))
 
-    async def exchange(self, request: ExchangeRequest) -> ExchangeResponse:
+    async def exchange(self, request: ExchangeRequest, within_s: float | None = None) -> ExchangeResponse:
         body = msgspec.json.encode(request)
-        answer = await self._call(lambda: self._coordinators.exchange(self._region, body))
+        try:
+            async with asyncio.timeout(within_s):
+                answer = await self._call(lambda: self._coordinators.exchange(self._region, body))
+        except TimeoutError:
+            raise NoReply("no reply in time") from None
         assert isinstance(answer, bytes)
         return msgspec.json.decode(answer, type=ExchangeResponse)
 

@@ -33,7 +33,7 @@ async def test_an_agent_that_dies_in_the_middle_of_an_exchange_leaves_it_to_the_
     lane = lane_of(QUOTA, incarnation.lanes)
     frozen = await agent.region.scripts.freeze(incarnation, lane, [QUOTA])  # this agent dies here
     if dies == "after it sent":
-        client = CoordinatorClient(world.url, SecretStr(world.tokens["us-east"]), "us-east")
+        client = CoordinatorClient([world.url], SecretStr(world.tokens["us-east"]), "us-east")
         exchanges = [Exchange(frozen=frozen.bytes)]
         await client.exchange(ExchangeRequest(fingerprint=incarnation.fingerprint, exchanges=exchanges))
         await client.close()
@@ -64,7 +64,7 @@ async def test_two_agents_forget_an_older_epoch_only_once_all_of_it_is_acknowled
 
     async def the_other() -> None:
         frozen = await scripts.freeze(older, lane, [])
-        client = CoordinatorClient(world.url, SecretStr(world.tokens["us-east"]), "us-east")
+        client = CoordinatorClient([world.url], SecretStr(world.tokens["us-east"]), "us-east")
         exchanges = [Exchange(frozen=frozen.bytes)]
         request = ExchangeRequest(fingerprint=older.fingerprint, exchanges=exchanges)
         [reply] = (await client.exchange(request)).replies

@@ -18,10 +18,11 @@ from regional_agent.settings import AgentSettings
 from regional_agent.store.address import StoreAddress
 from regional_agent.store.connection import UNREACHABLE, StoreConnection
 from regional_agent.store.opening import Server, StoreAccess, connect_with
+from tests.certificates import Authority
 from tests.conftest import Server as StoreServer
 from tests.conftest import free_port
 from tests.integration.regional_agent.http.test_workers import environ
-from tests.integration.regional_agent.store.certificates import Authority, encrypted
+from tests.integration.regional_agent.store.certificates import encrypted
 from tests.integration.regional_agent.store.test_topology import PASSWORD, a_switch, spends, stores
 from tests.integration.regional_agent.world import EXPORT, Agent, World, running
 from tests.parts import part

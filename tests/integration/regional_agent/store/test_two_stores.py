@@ -32,7 +32,7 @@ async def one_is_refused(agents: list[Agent]) -> tuple[Agent, Agent]:
 
 
 async def asks(world: World, request: OpenEpoch) -> None:
-    client = CoordinatorClient(world.url, SecretStr(world.tokens["us-east"]), "us-east")
+    client = CoordinatorClient([world.url], SecretStr(world.tokens["us-east"]), "us-east")
     try:
         await client.open_epoch(request)
     finally:
