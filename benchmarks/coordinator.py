@@ -38,6 +38,7 @@ from benchmarks.load import http_is_whole
 from coordinator.access.issue_token import issue_token
 from coordinator.clock import ComparedClock
 from coordinator.database.engine import open_database
+from coordinator.decision_log.store import open_decision_store
 from coordinator.epochs.open import open_epoch
 from coordinator.exchange.parsing import parse_exchanges
 from coordinator.health.monitor import CoordinatorHealth
@@ -280,13 +281,14 @@ async def stand(port: int, seconds: float) -> AsyncIterator[Bench]:
         async with owner.transaction():
             document = msgspec.convert(DOCUMENT, LimitsDocument)
             await put_limits(owner, document, lambda _: True, None, datetime.now(UTC))
+        clock, metrics = ComparedClock(SystemClock(), 0), CoordinatorMetrics()
         async with (
             process(url, port + 1) as one,
             process(url, port + 2) as another,
             open_database(url, 8) as database,
+            open_decision_store(url, clock, 7, metrics.decisions) as decisions,
         ):
             settings = CoordinatorSettings(database_url=SecretStr(url))
-            clock, metrics = ComparedClock(SystemClock(), 0), CoordinatorMetrics()
             health = CoordinatorHealth(
                 url,
                 clock,
@@ -296,7 +298,7 @@ async def stand(port: int, seconds: float) -> AsyncIterator[Bench]:
                 addresses=frozenset({"here"}),
             )
             diagnosis = SelfDiagnosis(_no_checks, clock)
-            coordinator = Coordinator(settings, clock, database, SignalHub(), metrics, health, diagnosis)
+            coordinator = Coordinator(settings, clock, database, SignalHub(), metrics, health, diagnosis, decisions)
             collect_garbage_rarely()  # as a coordinator does
             yield Bench(url, owner, coordinator, [one, another], seconds)
         await owner.close()

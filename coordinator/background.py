@@ -8,6 +8,7 @@ from coordinator.archives.job import ARCHIVES_WAITING, archive_periods
 from coordinator.archives.store import open_store
 from coordinator.database.connection import Connection
 from coordinator.database.engine import Database
+from coordinator.decision_log.retention import DECISIONS_KEPT, keep_decisions
 from coordinator.exchange.expire_leases import LEASES_EXPIRED, expire_leases
 from coordinator.exchange.recall import recall_suspense
 from coordinator.exports.job import EXPORTS_WAITING, delete_expired_exports, make_exports
@@ -61,6 +62,7 @@ def background_jobs(
         assert archives is not None
         return archive_periods(database, archives, clock)
 
+    days = settings.decision_retention_days
     archiving = [Job("archive_periods", 5, archive, ARCHIVE_AT_MOST_S, ARCHIVES_WAITING)] if archives else []
     return [
         *archiving,
@@ -80,5 +82,6 @@ def background_jobs(
         Job("delete_idle_shares", 60, once(delete_idle_shares)),
         Job("delete_idempotency_records", 60, once(delete_expired)),
         Job("delete_expired_exports", 600, once(delete_expired_exports)),
+        Job("keep_decisions", 600, keep_decisions(clock, days), has_work=DECISIONS_KEPT),
         Job("delete_old_events", 600, once(delete_old_events)),
     ]

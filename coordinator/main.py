@@ -17,6 +17,8 @@ from coordinator.blocks import routes as blocks_routes
 from coordinator.clock import ComparedClock
 from coordinator.database.engine import open_database
 from coordinator.database.notify import listen
+from coordinator.decision_log import routes as decision_routes
+from coordinator.decision_log.store import open_decision_store
 from coordinator.diagnosis import routes as diagnosis_routes
 from coordinator.diagnosis.examine import examine_coordinator
 from coordinator.epochs import routes as epochs_routes
@@ -58,6 +60,7 @@ from web.requests import install_requests
 from web.serving import serve
 from web.settings import load_settings, variable_of
 from web.tls.certificates import Certificates
+from web.tls.context import ReloadedContext
 from web.tls.handshakes import serving_context
 
 ROUTERS = (
@@ -65,6 +68,7 @@ ROUTERS = (
     diagnosis_routes.router,
     epochs_routes.router,
     exchange_routes.router,
+    decision_routes.agents,
     limits_routes.router,
     overrides_routes.router,
     blocks_routes.router,
@@ -77,6 +81,7 @@ ROUTERS = (
     archives_routes.router,
     installation_routes.router,
     proof_routes.router,
+    decision_routes.router,
     suspense_routes.router,
     adjustments_routes.router,
     tenants_routes.router,
@@ -100,11 +105,7 @@ def create_app(
     metrics, failures = CoordinatorMetrics(), JobFailures()
     terms = settings.jwt_terms()
     verifier = None if terms is None else JwtVerifier(terms, metrics.registry)
-    tls = serving_context(
-        settings.server_files(),
-        requires_client_certificate=settings.tls_require_client_cert,
-        registry=metrics.registry,
-    )
+    tls = _serving_context(settings, metrics)
     certificates = Certificates({"http": tls}, metrics.registry)
 
     @asynccontextmanager
@@ -112,6 +113,9 @@ def create_app(
         url, jobs = settings.database_url.get_secret_value, background_jobs(settings, clock, metrics)
         async with (
             open_database(url, settings.database_pool_size, metrics.pools, name="requests") as database,
+            open_decision_store(
+                url, clock, settings.decision_retention_days, metrics.decisions, metrics.pools
+            ) as decisions,
             _beside(listen(url, hub.deliver)),
             nullcontext() if verifier is None else _beside(verifier.keys.run()),
             _watching(_health_of(settings, clock, metrics, failures, verifier, certificates)) as health,
@@ -121,7 +125,7 @@ def create_app(
             examine = partial(examine_coordinator, database, settings, unknown, jobs, uncompared)
             diagnosis = SelfDiagnosis(examine, uncompared)
             app.state.coordinator = Coordinator(
-                settings, clock, database, hub, metrics, health, diagnosis, jwt_verifier=verifier
+                settings, clock, database, hub, metrics, health, diagnosis, decisions, jwt_verifier=verifier
             )
             async with _beside(diagnosis.run()):
                 yield
@@ -150,6 +154,14 @@ def create_app(
         registry=metrics.registry,
     )
     return app
+
+
+def _serving_context(settings: CoordinatorSettings, metrics: CoordinatorMetrics) -> ReloadedContext | None:
+    return serving_context(
+        settings.server_files(),
+        requires_client_certificate=settings.tls_require_client_cert,
+        registry=metrics.registry,
+    )
 
 
 def _health_of(

@@ -121,6 +121,19 @@ class CoordinatorSettings(JwtSettings):
         examples=[4_194_304],
         description="Budget per region: bytes of evidence kept in quarantine.",
     )
+    decisions_per_minute: int = Field(
+        default=300_000, ge=1, examples=[300_000], description="Budget per region: rows of the decision log."
+    )
+    decision_retention_days: int = Field(
+        default=7,
+        ge=0,
+        le=366,
+        examples=[7],
+        description=(
+            "How many days the decision log is kept, beside the current one (UTC). Each day is dropped as a whole. "
+            "0: nothing is kept."
+        ),
+    )
     growth_factor: int = Field(
         default=10,
         ge=0,

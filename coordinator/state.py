@@ -12,6 +12,7 @@ from coordinator.access.callers import Callers
 from coordinator.access.jwt_callers import JwtCallers, note_identity
 from coordinator.archives.store import ArchiveStore, open_store
 from coordinator.database.engine import Database
+from coordinator.decision_log.store import DecisionStore
 from coordinator.exchange.batcher import ExchangeBatcher
 from coordinator.exchange.budgets import Budgets
 from coordinator.exchange.rules.budget import Budget
@@ -42,6 +43,7 @@ class Coordinator:
     metrics: CoordinatorMetrics
     health: CoordinatorHealth
     diagnosis: SelfDiagnosis
+    decisions: DecisionStore
     documents: Documents = field(default_factory=Documents)
     archives: ArchiveStore | None = field(init=False)
     batcher: ExchangeBatcher = field(init=False)

@@ -71,6 +71,9 @@ PRIVILEGES: Mapping[str, str] = {
     "measurement": "SELECT, INSERT",
     "region_last_seen": "SELECT, INSERT",
     "region_agent": "SELECT, INSERT, DELETE",
+    # the decision log
+    "decision": "SELECT, INSERT",  # its partitions are the owner's, made and dropped by a function
+    "decision_hash_key": "SELECT",
     # rebalancing
     "region_setting": "SELECT, INSERT, DELETE",
     "rebalance": "SELECT, INSERT",
@@ -117,7 +120,7 @@ CHANGES: Mapping[str, str] = {
     "rebalance_move": "returned regranted reason ended_at",
 }
 # The functions that run as the owner of the schema. Triggers need no privilege.
-FUNCTIONS = ("archive_transfers",)
+FUNCTIONS = ("archive_transfers", "keep_decisions")
 
 
 class RoleMissing(Exception):

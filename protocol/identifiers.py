@@ -6,6 +6,7 @@ never holds a separator that a value brought along.
 """
 
 import functools
+import hashlib
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from types import MappingProxyType
 from typing import Annotated
 from urllib.parse import quote, unquote
 
+import msgspec
 from msgspec import Meta
 
 NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,62}$"
@@ -86,6 +88,16 @@ def wider_keys(key: str) -> tuple[str, ...]:
     return tuple(
         quota_key(quota, chosen) for fields in range(len(pairs), -1, -1) for chosen in combinations(pairs, fields)
     )
+
+
+def digest(parts: Sequence[str]) -> str:
+    """Return a name of fixed length for texts of any length."""
+    return hashlib.blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()
+
+
+def operation_digest(tenant: str, operation_id: str) -> str:
+    """Return the name of an operation: its id is unique within its tenant."""
+    return digest([tenant, operation_id])
 
 
 def lane_of(key: str, lanes: int) -> int:

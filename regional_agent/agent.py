@@ -28,6 +28,9 @@ from regional_agent.admission.rules.hold_ids import HoldSeal
 from regional_agent.cluster.cell import Cell
 from regional_agent.cluster.multi_cell import MultiCellAdmission
 from regional_agent.cluster.rules.cells import CELLS, cell_of
+from regional_agent.decision_log.losses import Losses
+from regional_agent.decision_log.recorder import DecisionRecorder
+from regional_agent.decision_log.sender import DecisionSender
 from regional_agent.diagnosis.gather import examine_agent
 from regional_agent.health import AgentHealth
 from regional_agent.leasing.coordinator_client import CoordinatorClient
@@ -65,17 +68,22 @@ class RegionalAgent:
         self._store_calls = StoreCallStatistics(self.decision_timeout)
         self.metrics = AgentMetrics(self._store_calls)
         self.tls = tls_of(settings, self.metrics.registry)
-        self.coordinator = CoordinatorClient(
-            settings.coordinator_urls,
-            settings.coordinator_token,
-            settings.region,
-            settings.name,
-            self.tls.coordinator,
-        )
+        self.coordinator = self._coordinator_client()
         self._keys = KeyStates(clock)
+        losses = Losses(self.metrics.registry, clock)
+        self.recorder = DecisionRecorder(clock, losses, settings.decision_log_rows_per_second)
+        self._decisions = DecisionSender(
+            self.recorder,
+            losses,
+            self.coordinator,
+            clock,
+            settings.name,
+            policies=lambda: self.admission.policies,
+            most_bytes=settings.decision_log_max_bytes,
+        )
         self.store, stores = self._connections()
         self.cells = [self._cell(number, store) for number, store in stores]
-        self._spread = MultiCellAdmission(self.cells, self.metrics)
+        self._spread = MultiCellAdmission(self.cells, self.metrics, self.recorder)
         self.admission: Admission = self.cells[0].admission if len(self.cells) == 1 else self._spread
         self.holds = Holds(self.cell_of, HoldSeal(), self.metrics, self._allowance_limit, settings.adjust_ceiling)
         self._signals = SignalListener(coordinator=self.coordinator, cells=self.cells, cell_of=self.cell_of)
@@ -113,6 +121,12 @@ class RegionalAgent:
         for cell in self.cells:
             cell.exchange.settlement.on_versions = self._on_versions
 
+    def _coordinator_client(self) -> CoordinatorClient:
+        own = self.settings
+        return CoordinatorClient(
+            own.coordinator_urls, own.coordinator_token, own.region, own.name, self.tls.coordinator
+        )
+
     def _connections(self) -> tuple[StoreConnection | Cluster, Sequence[tuple[int | None, Store]]]:
         """Return what keeps the connections, and the store of each cell."""
         settings, address, access = self.settings, self.settings.store_address(), self.settings.store_access()
@@ -138,7 +152,8 @@ class RegionalAgent:
 
     def _cell(self, number: int | None, store: Store) -> Cell:
         journal = _journal(self.settings, number, self._clock, self.metrics)
-        return Cell(number, store, journal, self.coordinator, self.metrics, self.settings, self._clock, self._keys)
+        shared = self.coordinator, self.metrics, self.settings, self._clock, self._keys, self.recorder
+        return Cell(number, store, journal, *shared)
 
     def cell_of(self, quota: str) -> Cell:
         return self.cells[0 if len(self.cells) == 1 else cell_of(quota)]
@@ -150,6 +165,8 @@ class RegionalAgent:
         parts: list[BackgroundLoop] = [self._signals, self._policies, self._blocks, self._resets]
         parts += [self.health, self.diagnosis]
         parts += [self.coordinator] if len(self.coordinator.addresses.known) > 1 else []
+        if self.settings.decision_log_rows_per_second:
+            parts.append(self._decisions)
         for cell in self.cells:
             parts += (cell.epochs, cell.exchange_loop, cell.share_loop, StoreWatch(cell.store, cell.breaker))
             parts += (cell.scripts.library, cell.resets)
@@ -166,6 +183,7 @@ class RegionalAgent:
             await asyncio.gather(
                 *(cell.leave(return_unspent=self.settings.return_on_stop) for cell in self.cells),
             )
+            await self._decisions.close()
             await self.coordinator.close()
             await self.store.close()
 
@@ -182,6 +200,7 @@ class RegionalAgent:
 
     def _put_policies_in_force(self, bundle: PolicyBundle, age_ms: int) -> None:
         policies = Policies(bundle, age_ms, self._keys, self._clock.now())
+        self.recorder.unmatched_hazard = policies.unmatched_hazard
         if bundle.hold_key:
             self.holds.seal.use(bundle.hold_key)
         for cell in self.cells:

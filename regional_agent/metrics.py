@@ -15,7 +15,7 @@ from protocol.check import PolicyAnswer
 from protocol.circuit_breaker import BreakerState
 from protocol.compatibility.releases import RELEASE
 from protocol.limits.document import QuotaKind
-from regional_agent.admission.decision_log import DecisionLog
+from regional_agent.admission.denial_lines import DenialLines
 from regional_agent.admission.rules.modes import REFUND
 from regional_agent.leasing.rules.addresses import Addresses
 from regional_agent.leasing.rules.demand import HotKey
@@ -309,7 +309,7 @@ class AgentMetrics(DeclaredMetrics):
         self.checks = CheckCounts()
         self.registry.register(self.checks)
         self.journal = JournalMetrics(self.registry)
-        self.decision_log = DecisionLog(self.registry)
+        self.denial_lines = DenialLines(self.registry)
         if store_calls is not None:
             StoreCallMetrics(self.registry, store_calls)
         self.headroom = HeadroomMetrics(self.registry)

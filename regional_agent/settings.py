@@ -245,6 +245,25 @@ class AgentSettings(JwtSettings):
         examples=[900_000],
         description="Duration of a store outage after which allowances fail closed.",
     )
+    decision_log_rows_per_second: int = Field(
+        default=500,
+        ge=0,
+        le=10_000,
+        examples=[500],
+        description=(
+            "Rows of the decision log that are kept of one second. Decisions beyond it are counted as lost. 0 disables "
+            "the log."
+        ),
+    )
+    decision_log_max_bytes: int = Field(
+        default=8 * 1024 * 1024,
+        ge=65_536,
+        examples=[8_388_608],
+        description=(
+            "Memory for rows of the decision log, compressed, that wait for the coordinator. Beyond it the oldest are "
+            "dropped and counted as lost."
+        ),
+    )
     max_body_bytes: int = Field(default=1024 * 1024, ge=1024, examples=[1_048_576], description="Largest request body.")
     max_header_bytes: int = Field(
         default=16 * 1024, ge=1024, examples=[16_384], description="Largest request line and headers together."

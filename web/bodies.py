@@ -5,10 +5,12 @@ in an object, of which two programs could read different values, and U+0000, whi
 are split into a field, a rule and a reason, for programs.
 """
 
+import asyncio
 import contextlib
 import functools
 import json
 import re
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -83,16 +85,45 @@ def invalid(error: msgspec.ValidationError, within: str = "") -> Problem:
     return Problem("invalid-request", f"{parameter.field}: {parameter.reason}", invalid_parameters=[parameter])
 
 
+async def read_compressed_json(request: Request, most_bytes: int) -> bytes:
+    """Return the JSON body of a request, which may be in gzip, and has at most so many bytes without it."""
+    _refuse_other_types(request)
+    raw = await request.body()
+    encoding = request.headers.get("content-encoding", "identity").lower()
+    if encoding == "gzip":
+        return await asyncio.to_thread(_inflated, raw, most_bytes)
+    if encoding != "identity":
+        raise Problem("unsupported-media-type", "Send the body as it is, or in gzip.")
+    return raw
+
+
+def _inflated(raw: bytes, most_bytes: int) -> bytes:
+    gzip = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        found = gzip.decompress(raw, most_bytes)
+    except zlib.error as error:
+        raise Problem("bad-request", f"The body is not in gzip: {error}.") from None
+    if gzip.unconsumed_tail:
+        raise Problem("body-too-large", f"The body is too large: without gzip it may have {most_bytes} bytes.")
+    if not gzip.eof:
+        raise Problem("bad-request", "The body in gzip ends too early.")
+    return found
+
+
 def refuse_other_media(request: Request) -> None:
     """Refuse a body that does not say it is JSON in UTF-8, or that is compressed."""
+    _refuse_other_types(request)
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Problem("unsupported-media-type", "Send the body as it is, without Content-Encoding.")
+
+
+def _refuse_other_types(request: Request) -> None:
     media_type, _, parameters = request.headers.get("content-type", "").partition(";")
     if media_type.strip().lower() != JSON:
         raise Problem("unsupported-media-type", f"Send {JSON}, not {media_type[:64] or 'a body without a type'}.")
     charset = re.search(r"charset\s*=\s*\"?([^\s;\"]*)", parameters, re.IGNORECASE)
     if charset and charset[1].lower() not in ("utf-8", "utf8"):
         raise Problem("unsupported-media-type", "Send JSON in UTF-8, as RFC 8259 has it.")
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Problem("unsupported-media-type", "Send the body as it is, without Content-Encoding.")
 
 
 _decoder: Callable[[Any], msgspec.json.Decoder[Any]] = functools.cache(msgspec.json.Decoder)

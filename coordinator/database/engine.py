@@ -10,9 +10,10 @@ READ COMMITTED with row locks in one fixed order is what the ledger needs (docs/
 use `snapshot=True`.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from time import perf_counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import asyncpg
@@ -121,6 +122,12 @@ class Database:
 
         return await _retried(once)
 
+    async def attempt(self, operation: Callable[[Connection], Awaitable[Result]]) -> Result:
+        """Run an operation in one transaction, and do not repeat it whatever happens."""
+        with _naming_failures():
+            async with self.transaction() as connection:
+                return await operation(connection)
+
     @asynccontextmanager
     async def transaction(self, *, snapshot: bool = False) -> AsyncIterator[Connection]:
         """Make one attempt: commit at the end of the block, roll back if it raises."""
@@ -146,10 +153,17 @@ class Database:
 
 
 async def _retried(once: Callable[[], Awaitable[Result]], tried_again: Errors = TRIED_AGAIN) -> Result:
-    try:
+    with _naming_failures():
         with suppress(*tried_again):  # the first attempt without tenacity, whose overhead exceeds a round trip
             return await once()
         return await _again(tried_again)(once)
+
+
+@contextmanager
+def _naming_failures() -> Iterator[None]:
+    """Raise TransactionFailed or DatabaseUnavailable in place of the driver's errors that mean it."""
+    try:
+        yield
     except (*CONTENTION, *TOO_MUCH) as error:
         raise TransactionFailed(type(error).__name__) from error
     except OUTAGE as error:
@@ -173,11 +187,16 @@ async def connect(url: Url, **options: Any) -> BaseConnection:
 
 @asynccontextmanager
 async def open_database(
-    url: Url, pool_size: int, metrics: PoolMetrics | None = None, *, name: str = ""
+    url: Url,
+    pool_size: int,
+    metrics: PoolMetrics | None = None,
+    *,
+    name: str = "",
+    settings: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[Database]:
     """Open a pool that connects on use. Without Postgres a coordinator starts and reports that it is not ready.
 
-    `name` is the pool's in the metrics.
+    `name` is the pool's in the metrics. `settings` of Postgres take precedence over those of other sessions.
     """
 
     async def another(dsn: str | None = None, **options: Any) -> BaseConnection:
@@ -190,7 +209,7 @@ async def open_database(
         max_size=pool_size,
         timeout=CONNECT_TIMEOUT_S,
         command_timeout=COMMAND_TIMEOUT_S,
-        server_settings=SESSION,
+        server_settings={**SESSION, **settings},
         connection_class=Session,
         init=read_sums_as_integers,
     )

@@ -34,7 +34,7 @@ class PoolUse:
 
 
 class PoolMetrics(Collector):
-    """The pools of one coordinator by their names: for requests, and for background jobs."""
+    """The pools of one coordinator by their names: for requests, for background jobs, and for the decision log."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.pools: dict[str, PoolUse] = {}

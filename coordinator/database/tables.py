@@ -10,6 +10,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Double,
     ForeignKey,
     ForeignKeyConstraint,
     Identity,
@@ -692,6 +693,34 @@ job = Table(
     metadata,
     Column("name", Text, primary_key=True),
     required("due_at", Timestamp),
+)
+# Decisions of agents. Rows of a day are a partition.
+decision = Table(
+    "decision",
+    metadata,
+    required("at", Timestamp),
+    required("id", UUID),
+    *(required(name, Text) for name in ("tenant", "region", "agent", "outcome")),
+    *(Column(name, Text) for name in ("mode", "reason", "policy", "name", "quota")),
+    *(Column(name, BigInteger) for name in ("cost", "limit_units", "share", "remaining", "retry_after_ms")),
+    Column("degraded", Text),
+    Column("epoch", BigInteger),
+    Column("latency_us", BigInteger),
+    Column("operation", Text),
+    required("weight", Double),
+    required("times", BigInteger),
+    Column("last_at", Timestamp),
+    Column("subject", JSONB),
+    Column("others", JSONB),
+    PrimaryKeyConstraint("tenant", "at", "id"),
+    postgresql_partition_by="RANGE (at)",
+)
+# One row: the key of the hashes in the decision log.
+decision_hash_key = Table(
+    "decision_hash_key",
+    metadata,
+    Column("only_row", Boolean, primary_key=True, server_default=true()),
+    required("key", LargeBinary),
 )
 # One row: figures for metrics and health.
 measurement = Table(

@@ -11,7 +11,7 @@ import msgspec
 from coordinator.database.connection import Connection
 from coordinator.limits.read_limits import read_limits
 from coordinator.limits.version import catalogue_tag
-from protocol.limits.document import AllowanceQuota, LimitsDocument, OverrideTerm, PeriodKind, PolicyBundle
+from protocol.limits.document import AllowanceQuota, LimitsDocument, OverrideTerm, PeriodKind, PolicyBundle, samples_of
 
 
 async def policy_bundle(connection: Connection, region: str, now: datetime) -> PolicyBundle:
@@ -22,7 +22,8 @@ async def policy_bundle(connection: Connection, region: str, now: datetime) -> P
     version: int = await connection.fetchval("SELECT version FROM policy_version")
     weight, total, hold_key = await connection.fetchrow(_REGION, region) or (0, 0, b"")
     overrides = await connection.fetch(_OVERRIDES, now)
-    document = msgspec.structs.replace((await read_limits(connection)).document, examples=[])
+    limits = (await read_limits(connection)).document
+    document = msgspec.structs.replace(limits, examples=[], decisions=msgspec.UNSET)
     return PolicyBundle(
         version=version,
         document=document,
@@ -30,6 +31,7 @@ async def policy_bundle(connection: Connection, region: str, now: datetime) -> P
         began_at=await _began_at(connection, document),
         weight=weight,
         total_weight=max(total, 1),
+        samples=samples_of(limits),
         hold_key=hold_key,
         overrides=[OverrideTerm(**{**row, "limit": msgspec.json.decode(row["limit"])}) for row in overrides],
     )

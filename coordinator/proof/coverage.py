@@ -129,5 +129,7 @@ COVERAGE: Mapping[str, Proven | NotProven] = {
     "region_last_seen": NotProven("when each region was last heard: health shows it"),
     "region_agent": NotProven("which release each agent is of, and when it was last heard"),
     "job": NotProven("when a job is due"),
+    "decision": NotProven("what agents say that they decided; nothing is computed from it, and it is kept for days"),
+    "decision_hash_key": NotProven("the key of hashes in the decision log, on which no unit depends"),
     "position_gate": NotProven("it has no rows: it is locked"),
 }

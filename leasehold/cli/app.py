@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from leasehold.cli import check, limits, services, up, verify
+from leasehold.cli import limits, services, up, verify
 from leasehold.cli.customers import block, override, reset, subscription
+from leasehold.cli.deciding import check, decisions
 from leasehold.cli.finance import usage
 from leasehold.cli.finance.accounting import adjustment, period
 from leasehold.cli.finance.ledger import ledger
@@ -49,7 +50,7 @@ def _options(
     """
 
 
-for module in (up, services, doctor, verify, limits, check, usage, regions):
+for module in (up, services, doctor, verify, limits, check, decisions, usage, regions):
     app.add_typer(module.commands)
 app.add_typer(quota, name="quota")
 app.add_typer(subscription, name="subscription")

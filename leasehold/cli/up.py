@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from leasehold.cli.api import pair
-from leasehold.cli.check import AGENT_URL
+from leasehold.cli.deciding.check import AGENT_URL
 from leasehold.cli.output import fail, warn
 from leasehold.local_stack.plan import DEFAULT_BASE_PORT, HIGHEST_BASE_PORT, Stack, StackPlan, faults_of_urls
 

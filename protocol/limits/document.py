@@ -11,9 +11,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from protocol.check import LABEL_PATTERN, MAX_LABELS, Subject, Unmatched
+from protocol.decision_log.sampling import OTHER_POLICIES, SampleRate, parse_sample
 from protocol.identifiers import Name
 from protocol.limits.rates import WINDOWS, RateAlgorithm, Sharing, parse_duration_ms
 from protocol.limits.usage_labels import MAX_USAGE_LABELS
@@ -227,6 +228,21 @@ class ExampleRequest(DocumentPart, frozen=True):
     subject: Subject
 
 
+class LoggedKeys(StrEnum):
+    """How the decision log keeps users, API keys, addresses and labels."""
+
+    HASHED = "hashed"
+    PLAIN = "plain"
+
+
+class DecisionLogRules(DocumentPart, frozen=True):
+    """What the decision log keeps besides denials, each of which it keeps."""
+
+    admissions: str | float = "0.1%"  # the sample of admissions
+    by_policy: Annotated[dict[Name, str | float], Meta(max_length=MAX_POLICIES)] = {}  # another one for these
+    keys: LoggedKeys = LoggedKeys.HASHED
+
+
 class LimitsDocument(DocumentPart, frozen=True):
     quotas: Annotated[list[Quota], Meta(max_length=MAX_QUOTAS)] = []
     policies: Annotated[list[PolicySpec], Meta(max_length=MAX_POLICIES)] = []
@@ -237,6 +253,8 @@ class LimitsDocument(DocumentPart, frozen=True):
     routes: RouteRules = RouteRules()
     unmatched: Unmatched = Unmatched.ALLOW
     examples: Annotated[list[ExampleRequest], Meta(max_length=MAX_EXAMPLES)] = []
+    # Left out where it is not set: agents and coordinators of the release before do not know it.
+    decisions: DecisionLogRules | UnsetType = UNSET
 
 
 class OverrideTerm(Struct, frozen=True, kw_only=True):
@@ -258,6 +276,7 @@ class PolicyBundle(Struct, frozen=True, kw_only=True):
     weight: Units
     total_weight: PositiveUnits
     overrides: list[OverrideTerm] = []  # of two with the same key, the last one in force applies
+    samples: dict[str, SampleRate] = {}  # the part of admissions that is logged, by policy; `*`: of all others
     hold_key: bytes = b""  # the key of the region that its agents seal hold ids with
     requires: dict[str, list[str]] = {}  # capabilities that a reader needs, by item: `quotas.api`, `policies.search`
 
@@ -343,6 +362,17 @@ def thresholds_of(quota: AllowanceQuota) -> Sequence[Portion]:
 def mode_of(quota: Quota | None) -> Mode:
     """Return the mode of an allowance. Other quotas, and unknown ones, count as leased."""
     return quota.mode if isinstance(quota, AllowanceQuota) else Mode.LEASED
+
+
+def logging_rules_of(document: LimitsDocument) -> DecisionLogRules:
+    return document.decisions or DecisionLogRules()
+
+
+def samples_of(document: LimitsDocument) -> dict[str, float]:
+    """Return the part of admissions that is logged, by policy."""
+    rules = logging_rules_of(document)
+    by_policy = {policy: parse_sample(text) for policy, text in rules.by_policy.items()}
+    return {OTHER_POLICIES: parse_sample(rules.admissions)} | by_policy
 
 
 def sharing_of(quota: SharedQuota) -> Sharing:

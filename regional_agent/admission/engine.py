@@ -29,6 +29,7 @@ from regional_agent.admission.rules.slices import HOT
 from regional_agent.admission.token_slices import TokenSlices
 from regional_agent.admission.unmatched import UnmatchedRequests
 from regional_agent.admission.waiting import CoordinatorNotReached, WaitForUnits
+from regional_agent.decision_log.recorder import DecisionRecorder
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.quotas import Quotas
 from regional_agent.metrics import AgentMetrics
@@ -92,11 +93,13 @@ class AdmissionEngine:
         metrics: AgentMetrics,
         clock: Clock,
         keys: KeyStates,
+        recorder: DecisionRecorder,
         adjust_ceiling: int = 100,
     ) -> None:
         """`adjust_ceiling`: one adjustment may book at most so many times the limit."""
         self._adjust_ceiling = adjust_ceiling
         self._keys = keys
+        self._recorder = recorder
         self._batcher = batcher
         self._slices = slices
         self._epochs = epochs
@@ -166,6 +169,7 @@ class AdmissionEngine:
             if journaled is not None:
                 return _verdict_of(plan, journaled)
         if plan.unmatched is not None and (verdict := self._unmatched.decide(plan)) is not None:
+            self._log(plan, verdict.answer)
             return verdict
         now_ms = self._clock.monotonic_ms()
         if self._slices.held and (sliced := self._slices.decide(policy_charges, request, now_ms)) is not None:
@@ -270,7 +274,7 @@ class AdmissionEngine:
         if self._slices.held or charges[0].state.checks >= HOT:  # all of them have to be hot
             decisions = self._slices.apply(charges, plan.request, decisions, pending.asked_at_ms, now_ms)
         for decision in decisions:
-            pending.answer(self._verdict(plan, decision))
+            pending.answer(self._verdict(plan, decision, pending.started_s))
 
     def _on_outcome(self, pending: PendingCheck, outcome: Outcome) -> None:
         plan = pending.plan
@@ -302,17 +306,19 @@ class AdmissionEngine:
             self._metrics.checks.seconds.observe(perf_counter() - pending.started_s)
         if isinstance(outcome, StoreDecision) and _lacks_lease_only(plan, outcome):
             self._fallback.book_adjustment(
-                plan.policy_charges, plan.request, lambda answer: pending.answer(self._fallback_verdict(plan, answer))
+                plan.policy_charges,
+                plan.request,
+                lambda answer: pending.answer(self._fallback_verdict(plan, answer, pending.started_s)),
             )
         elif isinstance(outcome, StoreDecision):
-            pending.answer(self._verdict(plan, outcome))
+            pending.answer(self._verdict(plan, outcome, pending.started_s))
         elif isinstance(outcome, (StoreUnavailable, StoreError, Fenced, CoordinatorNotReached)):
             if isinstance(outcome, Fenced):
                 self._epochs.invalidate()
             self._fallback.decide(
                 plan.policy_charges,
                 plan.request,
-                lambda answer: pending.answer(self._fallback_verdict(plan, answer)),
+                lambda answer: pending.answer(self._fallback_verdict(plan, answer, pending.started_s)),
                 may_have_executed=isinstance(outcome, NoAnswer) or _is_request_error(outcome),
                 cause=DenialCause.CUT_OFF if isinstance(outcome, CoordinatorNotReached) else DenialCause.STORE,
             )
@@ -344,7 +350,8 @@ class AdmissionEngine:
 
     # --- verdicts -----------------------------------------------------------------------------------------------------
 
-    def _verdict(self, plan: CheckPlan, decision: StoreDecision) -> Verdict:
+    def _verdict(self, plan: CheckPlan, decision: StoreDecision, started_s: float = 0.0) -> Verdict:
+        """Return the verdict. `started_s` is when the check began, where the store was asked."""
         if len(plan.policy_charges) == 1:
             answers = [self._answers.answer(plan.policy_charges[0], decision.policies[0])]
         else:
@@ -356,15 +363,20 @@ class AdmissionEngine:
         answer = answer_of(decision.allowed, None, answers)
         if plan.unmatched is not None:
             answer = self._unmatched.note(plan, answer)
-        if not answer.allowed and not plan.is_subrequest:
-            self._log_denial(plan, answer)
+        if not plan.is_subrequest and not decision.replayed:
+            if answer.allowed:
+                self._recorder.note(plan, answer, self._epochs.current, started_s)
+            else:
+                self._log(plan, answer, started_s)
         return Verdict(answer, plan.policy_charges, decision.hold)
 
     def _unlimited_verdict(self, plan: CheckPlan) -> Verdict:
         """Admit what only policies without a limit match."""
         answers = list(map(unlimited_answer, plan.unlimited))
         self._metrics.checks.note(answers, plan.request.mode)
-        return Verdict(answer_of(True, None, answers), [])
+        answer = answer_of(True, None, answers)
+        self._log(plan, answer)
+        return Verdict(answer, [])
 
     def _blocked_verdict(self, plan: CheckPlan, blocked: Blocked) -> Verdict:
         """Deny without asking the store: a block holds during an outage, too, and nothing is consumed."""
@@ -372,20 +384,23 @@ class AdmissionEngine:
         ends_at_ms = blocked.ends_at_ms
         retry_ms = RETRY_WHEN_BLOCKED_MS if ends_at_ms is None else ends_at_ms - self._clock.monotonic_ms()
         answer = replace(answer_of(False, None, []), retry_after_ms=max(1, retry_ms), blocked_by=blocked.field)
-        self._log_denial(plan, answer)
+        self._log(plan, answer)
         return Verdict(answer, [])
 
-    def _fallback_verdict(self, plan: CheckPlan, answer: CheckAnswer | Exception) -> Verdict | Exception:
+    def _fallback_verdict(
+        self, plan: CheckPlan, answer: CheckAnswer | Exception, started_s: float
+    ) -> Verdict | Exception:
         if isinstance(answer, CheckAnswer) and not plan.is_subrequest:
             if plan.unmatched is not None:
                 answer = self._unmatched.note(plan, answer)
             self._metrics.checks.note(answer.policies, plan.request.mode)
-            self._log_denial(plan, answer)
+            self._log(plan, answer, started_s)
         return _verdict_of(plan, answer)
 
-    def _log_denial(self, plan: CheckPlan, answer: CheckAnswer) -> None:
+    def _log(self, plan: CheckPlan, answer: CheckAnswer, started_s: float = 0.0) -> None:
+        self._recorder.note(plan, answer, self._epochs.current, started_s)
         if not answer.allowed and plan.request.mode not in LOOKS:
-            self._metrics.decision_log.note(plan.subject, answer, self._clock.monotonic_ms())
+            self._metrics.denial_lines.note(plan.subject, answer, self._clock.monotonic_ms())
 
 
 async def verdict_on(admission: Admission, plan: CheckPlan) -> Verdict:

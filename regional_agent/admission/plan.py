@@ -6,6 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from protocol.check import NO_COSTS, Check, Hold
+from protocol.identifiers import digest, operation_digest
 from protocol.limits.document import AllowanceQuota
 from regional_agent.admission.blocks import Blocked
 from regional_agent.admission.policies import (
@@ -15,7 +16,6 @@ from regional_agent.admission.policies import (
     PolicyCharge,
     Subject,
     UnmatchedRequest,
-    digest,
 )
 from regional_agent.admission.rules.ceilings import AboveCeiling, allowance_ceiling, rate_ceiling
 from regional_agent.admission.rules.hold_ids import HoldId
@@ -157,4 +157,4 @@ def _operation(check: Check, subject: Subject, policy_charges: Sequence[PolicyCh
     costs = [f"costs.{quota}={units}" for quota, units in sorted((check.costs or NO_COSTS).items())]
     body = digest([check.mode, str(check.cost), *fields, *costs])
     ttl_ms = ALLOWANCE_OPERATION_TTL_MS if has_allowance else OTHER_OPERATION_TTL_MS
-    return Operation(digest([subject.get("tenant", ""), check.operation_id]), body, ttl_ms)
+    return Operation(operation_digest(subject.get("tenant", ""), check.operation_id), body, ttl_ms)

@@ -6,20 +6,19 @@ computed once, and the most frequent routes are cached. All caches belong to one
 that changes a limit (an override that begins or ends) makes new Policies.
 """
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, TypeGuard
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from protocol.addresses import Network, parse_network
 from protocol.check import NO_COSTS, Hold, RequestExplanation, Unmatched
 from protocol.clock import SystemClock
+from protocol.decision_log.sampling import DEFAULT_RATE, OTHER_POLICIES, hazard_of
 from protocol.identifiers import (
     ESCAPE,
     MAX_QUOTA_KEY_LENGTH,
@@ -36,7 +35,6 @@ from protocol.limits.document import (
     AllowanceQuota,
     ConcurrencyQuota,
     Costs,
-    LimitsDocument,
     LimitValue,
     Mode,
     OverrideTerm,
@@ -134,6 +132,7 @@ class CompiledPolicy:
     quota_name: str
     kind: str  # the quota's
     dimensions: str  # of its usage, beyond tenant, quota and region, which the lease has
+    hazard: float  # of an admission, to be a sample of the decision log: see protocol/decision_log/sampling.py
 
     def cost(self, route_class: str) -> int:
         return self.costs.get(route_class) or self.costs[OTHER_CLASSES]
@@ -227,9 +226,10 @@ class Policies:
         self._bundle = bundle
         self._normalizer = RouteNormalizer(bundle.document.routes)
         self._routes = Routes(
-            (self._normalizer.pattern(policy.spec.match.route), policy) for policy in _compiled(bundle.document)
+            (self._normalizer.pattern(policy.spec.match.route), policy) for policy in _compiled(bundle)
         )
         self._classes = RouteClasses(bundle.document.route_classes, self._normalizer)
+        self.unmatched_hazard = hazard_of(_sample_rate(bundle, OTHER_POLICIES))
         self._has_others = bundle.weight < bundle.total_weight
         self._matches: GenerationalCache[tuple[str, str], RoutePolicies] = GenerationalCache(MAX_ROUTES)
         self._limits: dict[tuple[str, str | None], RegionalLimit] = {}
@@ -310,6 +310,10 @@ class Policies:
         subject = subject | match.normal
         answer = self._bundle.document.unmatched
         return UnmatchedRequest(answer, match.route_class, subject.get("route", ""), subject.get("method", ""))
+
+    def normalize(self, subject: Subject) -> Subject:
+        """Return the subject with route and method in the form in which policies compare them."""
+        return subject | self._match_route(subject).normal
 
     def explain(
         self, subject: Subject, cost: int | None = None, costs: Mapping[str, int] = NO_COSTS
@@ -470,12 +474,18 @@ def _is_shared(quota: Quota | None) -> TypeGuard[SharedQuota]:
     return isinstance(quota, SharedQuota) and sharing_of(quota) is not Sharing.REGIONAL
 
 
-def _compiled(document: LimitsDocument) -> list[CompiledPolicy]:
+def _compiled(bundle: PolicyBundle) -> list[CompiledPolicy]:
+    document = bundle.document
     quotas = {quota.name: quota for quota in document.quotas}
     return [
-        _compile(place, policy, quotas[policy.quota], costs_of(document, policy))
+        _compile(place, policy, quotas[policy.quota], costs_of(document, policy), _sample_rate(bundle, policy.name))
         for place, policy in enumerate(document.policies)
     ]
+
+
+def _sample_rate(bundle: PolicyBundle, policy: str) -> float:
+    """Return the rate at which admissions of a policy are logged."""
+    return bundle.samples.get(policy, bundle.samples.get(OTHER_POLICIES, DEFAULT_RATE))
 
 
 PERIOD_S = {
@@ -486,7 +496,7 @@ PERIOD_S = {
 }
 
 
-def _compile(place: int, policy: PolicySpec, quota: Quota, costs: Costs) -> CompiledPolicy:
+def _compile(place: int, policy: PolicySpec, quota: Quota, costs: Costs, sample_rate: float) -> CompiledPolicy:
     match = policy.match
     return CompiledPolicy(
         spec=policy,
@@ -507,9 +517,5 @@ def _compile(place: int, policy: PolicySpec, quota: Quota, costs: Costs) -> Comp
         quota_name=quota.name,
         kind=quota.kind.value,
         dimensions=usage_dimensions(policy.name, (), {}, NO_CLASS),
+        hazard=hazard_of(sample_rate),
     )
-
-
-def digest(parts: Sequence[str]) -> str:
-    """Return a name of fixed length for texts of any length, such as an operation's id within its tenant."""
-    return hashlib.blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()

@@ -14,6 +14,7 @@ from regional_agent.admission.engine import AdmissionEngine
 from regional_agent.admission.key_states import KeyStates
 from regional_agent.admission.rules.hold_ids import HoldId
 from regional_agent.admission.token_slices import TokenSlices
+from regional_agent.decision_log.recorder import DecisionRecorder
 from regional_agent.leasing.coordinator_client import CoordinatorClient
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.exchange import LaneExchange
@@ -47,6 +48,7 @@ class Cell:
         settings: AgentSettings,
         clock: Clock,
         keys: KeyStates,
+        recorder: DecisionRecorder,
     ) -> None:
         """`number`: the cell's number in a Cluster; None in a single store. `keys`: those of all cells of the agent."""
         self.number = number
@@ -74,6 +76,7 @@ class Cell:
             metrics,
             clock,
             keys,
+            recorder,
             settings.adjust_ceiling,
         )
         booking = JournalBooking(journal, fallback.allowances, coordinator, self.scripts, self.breaker, clock)

@@ -22,17 +22,19 @@ import structlog
 from msgspec.structs import replace
 
 from protocol.check import Check, Hold, PolicyAnswer
+from protocol.identifiers import digest
 from protocol.outcomes import HoldOutcome
 from regional_agent.admission.answers import Verdict, answer_of, with_unlimited
 from regional_agent.admission.blocks import Blocks
 from regional_agent.admission.engine import verdict_on
 from regional_agent.admission.pending_check import Caller
 from regional_agent.admission.plan import CheckPlan
-from regional_agent.admission.policies import Policies, digest
+from regional_agent.admission.policies import Policies
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.admission.rules.modes import LOOKS, REFUND
 from regional_agent.cluster.cell import Cell
 from regional_agent.cluster.rules.cells import cell_of, operation_cell
+from regional_agent.decision_log.recorder import DecisionRecorder
 from regional_agent.metrics import AgentMetrics
 from regional_agent.store.connection import StoreError, StoreUnavailable
 from regional_agent.store.types import (
@@ -63,8 +65,9 @@ DecideStep = Callable[[Step], Awaitable[Verdict]]
 
 
 class MultiCellAdmission:
-    def __init__(self, cells: Sequence[Cell], metrics: AgentMetrics) -> None:
+    def __init__(self, cells: Sequence[Cell], metrics: AgentMetrics, recorder: DecisionRecorder) -> None:
         self._cells = cells
+        self._recorder = recorder
         self._metrics = metrics
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -133,8 +136,9 @@ class MultiCellAdmission:
             if plan.unlimited and outcome.answer.blocked_by is None:
                 outcome = replace(outcome, answer=with_unlimited(outcome.answer, plan.unlimited))
             self._metrics.checks.note(outcome.answer.policies, plan.request.mode)
+            self._recorder.note(plan, outcome.answer, None, began)
             if not outcome.answer.allowed and plan.request.mode not in LOOKS:
-                self._metrics.decision_log.note(plan.subject, outcome.answer, int(began * 1000))
+                self._metrics.denial_lines.note(plan.subject, outcome.answer, int(began * 1000))
             self._metrics.checks.seconds.observe(perf_counter() - began)
         caller.on_verdict(outcome)
 

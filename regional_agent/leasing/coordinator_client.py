@@ -11,8 +11,9 @@ Each call states the agent's release, and each answer the coordinator's. A coord
 import asyncio
 import ssl
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import httpx
@@ -21,6 +22,7 @@ import structlog
 from pydantic import SecretStr
 
 from protocol.compatibility.releases import Peer, is_too_old, peer_of, stated, too_old
+from protocol.decision_log.messages import DecisionsStored
 from protocol.messages import (
     EpochOpened,
     ExchangeRequest,
@@ -46,6 +48,7 @@ SILENCE_S = 30.0  # the coordinator's heartbeats are far closer than this
 # An idle connection. A new one costs one more round trip, while requests wait for their first unit; leases are renewed
 # twice in that time. The coordinator keeps connections for longer, so that none is closed when it is used.
 KEPT_S = 60.0
+JSON = MappingProxyType({"Content-Type": "application/json"})
 ABOUT_CONTENT = frozenset({400, 413, 422})
 CANNOT_ANSWER = frozenset({502, 503, 504})
 NOT_ANSWERED = (httpx.HTTPError, ssl.SSLError)  # an alert that comes after the handshake is no error of httpx
@@ -134,6 +137,11 @@ class CoordinatorClient:
     async def shares(self, request: SharesRequest) -> SharesResponse:
         return await self._post(f"{self._region}/shares", msgspec.json.encode(request), SharesResponse)
 
+    async def log_decisions(self, body: bytes) -> DecisionsStored:
+        """Send a batch of the decision log: JSON in gzip."""
+        headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        return await self._post(f"{self._region}/decisions", body, DecisionsStored, headers=headers)
+
     async def policies(self, since: int | None, read: Callable[[bytes], T]) -> T | None:
         """Read the newest policies, or return None if none newer than `since` arrived while the coordinator waited."""
         return await self._newer("/v1/policies", since, read)
@@ -201,8 +209,9 @@ class CoordinatorClient:
         async with self._while_in_use(address):
             return await anext(lines, None)
 
-    async def _post(self, path: str, body: bytes, type_: type[T], within_s: float | None = None) -> T:
-        headers = {"Content-Type": "application/json"}
+    async def _post(
+        self, path: str, body: bytes, type_: type[T], within_s: float | None = None, headers: Mapping[str, str] = JSON
+    ) -> T:
         answer = await self._send("POST", path, within_s=within_s, content=body, headers=headers)
         return _decoded(answer, lambda body: msgspec.json.decode(body, type=type_))
 

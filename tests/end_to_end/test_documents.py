@@ -132,6 +132,7 @@ def test_the_pages_have_examples() -> None:
         "README.md": 4,
         "docs/guides/auditing.md": 3,
         "docs/guides/closing.md": 1,
+        "docs/guides/decisions.md": 1,
         "docs/guides/finance.md": 4,
         "docs/guides/limits.md": 8,
         "docs/guides/production.md": 1,
@@ -140,7 +141,7 @@ def test_the_pages_have_examples() -> None:
         "docs/guides/services.md": 7,
         "docs/guides/stores.md": 1,
         "docs/guides/tls.md": 2,
-        "docs/how-to.md": 9,
+        "docs/how-to.md": 10,
         "docs/quickstart.md": 6,
     }
 

@@ -23,6 +23,8 @@ from regional_agent.admission.key_states import KeyStates
 from regional_agent.admission.policies import Policies
 from regional_agent.admission.rules.slices import HOT, LIFETIME_MS, MAX_SHARE
 from regional_agent.admission.token_slices import TokenSlices
+from regional_agent.decision_log.losses import Losses
+from regional_agent.decision_log.recorder import DecisionRecorder
 from regional_agent.leasing.quotas import Quotas
 from regional_agent.metrics import AgentMetrics
 from regional_agent.shared_limits.share_loop import ShareLoop
@@ -135,8 +137,9 @@ class Agent:
         sharing = ShareLoop("agent", nobody, keeper, self.keys, nobody, metrics, clock)
         self.slices = TokenSlices(batcher, keeper, sharing, clock)
         fallback = OutageFallback(Journal(None, clock, metrics.journal, most_bytes=1, most_ms=1), metrics, clock)
+        recorder = DecisionRecorder(clock, Losses(metrics.registry, clock), rows_per_second=0)
         self.admission = AdmissionEngine(
-            batcher, keeper, self.quotas, self.slices, sharing, fallback, metrics, clock, self.keys
+            batcher, keeper, self.quotas, self.slices, sharing, fallback, metrics, clock, self.keys, recorder
         )
         self.admission.policies = Policies(region.bundle, keys=self.keys)
 

@@ -316,6 +316,7 @@ class World:
             journal_max_bytes=2_000_000,
             journal_max_ms=900_000,
             name=agent.name,
+            decision_log_rows_per_second=0,
         )
         agent.real = RegionalAgent(settings, self.clock)
         for cell in agent.real.cells:

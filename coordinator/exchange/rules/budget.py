@@ -11,6 +11,7 @@ class Budget(StrEnum):
     JOURNAL_EPOCHS = "journal_epochs"
     QUARANTINE_ROWS = "quarantine_rows"
     QUARANTINE_BYTES = "quarantine_bytes"
+    DECISIONS = "decisions"  # rows of the decision log
 
 
 class Take(Protocol):

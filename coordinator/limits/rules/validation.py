@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from protocol.addresses import parse_network
 from protocol.check import MAX_VALUE_LENGTH
+from protocol.decision_log.sampling import parse_sample
 from protocol.identifiers import is_name
 from protocol.limits.document import (
     ALL,
@@ -45,6 +46,7 @@ from protocol.limits.document import (
     StoreFailure,
     as_list,
     is_label,
+    logging_rules_of,
     parse_portion,
 )
 from protocol.limits.rates import WINDOWS, RateAlgorithm, Sharing, parse_duration_ms, parse_rate
@@ -80,7 +82,25 @@ def faults_of(document: LimitsDocument) -> list[DocumentFault]:
             for fault in _faults_of_policy(document, index, policy)
         ),
         *_faults_of_shadows(document),
+        *_faults_of_decision_log(document),
     ]
+
+
+def _faults_of_decision_log(document: LimitsDocument) -> Iterator[DocumentFault]:
+    rules, names = logging_rules_of(document), {policy.name for policy in document.policies}
+    yield from _faults_of_sample("decisions.admissions", rules.admissions)
+    for name, text in rules.by_policy.items():
+        where = f"decisions.by_policy.{name}"
+        if name not in names:
+            yield DocumentFault(where, "known", f"there is no policy {name!r}")
+        yield from _faults_of_sample(where, text)
+
+
+def _faults_of_sample(where: str, text: str | float) -> Iterator[DocumentFault]:
+    try:
+        parse_sample(text)
+    except ValueError as error:
+        yield DocumentFault(where, "sample", str(error))
 
 
 def _faults_of_names(document: LimitsDocument) -> Iterator[DocumentFault]:

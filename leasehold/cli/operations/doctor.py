@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leasehold.cli.api import DEFAULT_URL, TOKEN, URL, verification
-from leasehold.cli.check import AGENT_TOKEN, AGENT_URL
+from leasehold.cli.deciding.check import AGENT_TOKEN, AGENT_URL
 from leasehold.cli.environment import secret_of
 from leasehold.cli.output import fail, print_table, progress_line
 

@@ -85,6 +85,8 @@ ROWS: dict[str, dict[str, str]] = {
     "archive": {"period": "'2026-11'", "requested_by": f"'{'0' * 32}'", "requested_at": "now()"},
     "archived_sum": {"period": "'2026-11'", "charge_period": "'2026-11'", "quota": "'q'", "epoch": "1", "lane": "0"}
     | {"src": "'outstanding'", "dst": "'consumed'", "cause": "'usage'", "units": "3", "transfers": "1"},
+    "decision": {"at": "'2026-11-18 09:00Z'", "id": f"'{'0' * 32}'", "tenant": "'acme'", "region": "'r'"}
+    | {"agent": "'x'", "outcome": "'denied'", "weight": "1", "times": "1"},
 }
 ARCHIVED = {"location": "'/x'", "folder": "'x'", "manifest_sha256": "''", "transfers": "1", "first_position": "1"} | {
     "last_position": "1",
@@ -113,6 +115,7 @@ INSERT INTO export (id, period, format, seal, is_final, requested_by, requested_
 INSERT INTO rebalance (id, version, mode, request, plan, recalled, state, created_at, created_by)
     OVERRIDING SYSTEM VALUE
     VALUES ('00000000000000000000000000000000', 1, 'move', '{}', '{}', 0, 'running', now(), 'x');
+SELECT keep_decisions('2026-11-18', '2026-11-18', '2026-11-18');
 """
 
 
@@ -294,6 +297,17 @@ TRIALS: dict[str, Trial] = {
     "installation_only_row_check": Trial("installation", [f"INSERT INTO installation VALUES (false, {INSTALLED})"]),
     "installation_pkey": Trial("installation", [f"INSERT INTO installation VALUES (true, {INSTALLED})"] * 2),
     "measurement_pkey": Trial("measurement", ["INSERT INTO measurement VALUES (true, '{}', now())"] * 2),
+    "decision_has_an_outcome": wrong("decision", outcome="'perhaps'"),
+    "decision_counts": wrong("decision", times="0"),
+    "decision_counts.weight": wrong("decision", weight="0.5"),
+    "decision_pkey": twice("decision", "decision_2026-11-18_pkey"),
+    "decision_hash_key_only_row_check": Trial(
+        "decision_hash_key", [f"INSERT INTO decision_hash_key VALUES (false, '{'k' * 32}')"]
+    ),
+    "decision_hash_key_pkey": Trial(
+        "decision_hash_key", [f"INSERT INTO decision_hash_key VALUES (true, '{'k' * 32}')"]
+    ),
+    "decision_hash_key_key_check": Trial("decision_hash_key", ["UPDATE decision_hash_key SET key = ''"]),
     "block_version_only_row_check": Trial(
         "block_version", ["INSERT INTO block_version (only_row, version) VALUES (false, 1)"]
     ),
@@ -612,6 +626,8 @@ async def test_only_these_columns_may_be_null(owner: Connection) -> None:
 MAY_BE_MISSING = {
     "archive": {"archived_at", "failure", "first_position", "folder", "last_position", "last_transfer", "location"}
     | {"manifest_sha256", "transfers", "usage_sha256"},
+    "decision": {"mode", "reason", "policy", "name", "quota", "cost", "limit_units", "share", "remaining"}
+    | {"retry_after_ms", "degraded", "epoch", "latency_us", "operation", "last_at", "subject", "others"},
     "delivery": {"dead_at", "delivered_at", "error", "status"},
     "webhook": {"previous_secret", "previous_until"},
     "adjustment": {"approved_at", "approved_by", "booked_in", "withdrawn_at", "withdrawn_by"},
@@ -685,6 +701,8 @@ MAY = {
     "rebalance_move": "arw",
     "region": "arw",
     "region_epoch": "arw",
+    "decision": "ar",
+    "decision_hash_key": "r",
     "region_setting": "adrw",
     "report": "ar",
     "resolution": "arw",

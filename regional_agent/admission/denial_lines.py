@@ -1,6 +1,6 @@
-"""A log of sampled denials: enough to see why a tenant was denied, in a few lines a second at most.
+"""Lines in the log about denials: enough to see that a tenant is denied and why, a few in a second at most.
 
-It has a short hash of the tenant instead of its name, so only someone who knows the name finds its lines.
+Each has a short hash of the tenant instead of its name, so only someone who knows the name finds its lines.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 HASH_BYTES = 6
 
 
-class DecisionLog(DeclaredMetrics):
+class DenialLines(DeclaredMetrics):
     _suppressed = counter(
         "leasehold_denial_log_lines_suppressed",
         "Denials that were not logged, because enough of the same reason were.",
