@@ -13,11 +13,13 @@ class HttpReply(NamedTuple):
     body: Any  # decoded JSON, or None
 
 
-def call(method: str, url: str, *, token: str | None = None, body: object = None) -> HttpReply:
+def call(
+    method: str, url: str, *, token: str | None = None, body: object = None, timeout_s: float = TIMEOUT_S
+) -> HttpReply:
     """Send one request on a connection of its own. Raise OSError if no server answers."""
     parts = urlsplit(url)
     assert parts.hostname is not None
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     target = parts.path + (f"?{parts.query}" if parts.query else "")
     try:

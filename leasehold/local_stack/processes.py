@@ -119,11 +119,11 @@ def end_processes(processes: Mapping[Identity, signal.Signals], *, timeout_s: fl
     return running
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+def wait_until(condition: Callable[[], bool], timeout_s: float, pause_s: float = POLL_S) -> bool:
     """Poll a condition. Return whether it came true in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(POLL_S)
+        time.sleep(pause_s)
     return True

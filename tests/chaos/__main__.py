@@ -1,25 +1,41 @@
-"""`./dev chaos --minutes N` kills running processes, again and again, and prints the balance sheet."""
+"""`./dev chaos --minutes N` kills running processes, again and again, and prints the balance sheet.
+
+`./dev chaos --network` makes each fault of networks, databases, stores, disks and memory once, and writes the table of
+docs/explanation/faults.md.
+"""
 
 import argparse
 import asyncio
 import random
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.chaos.balance import settled_balance, sheet
 from tests.chaos.killing import KINDS, kill
 from tests.chaos.load import Load
+from tests.chaos.network import table
+from tests.chaos.network.faults import FAULTS
+from tests.chaos.network.stack import running
+from tests.chaos.network.trial import try_out
 from tests.chaos.pieces import Stack
+
+NAMES = tuple(fault.name for fault in FAULTS)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./dev chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0, help="how long the load runs (default: 1)")
+    parser.add_argument("--network", action="store_true", help="make real faults one by one, and write their table")
+    parser.add_argument("--only", choices=NAMES, action="append", help="this network fault")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long a network fault lasts (default: 10)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
+    if options.network or options.only:
+        return network(options.only, options.seconds, options.seed)
     with TemporaryDirectory() as directory:
         stack = Stack(Path(directory))
         try:
@@ -29,8 +45,29 @@ def main() -> int:
             stack.end()
 
 
+def network(only: Sequence[str] | None, seconds: float, seed: int) -> int:
+    """Make faults on the stacks that they need, and publish the table if all were made."""
+    records, contradictions = [], 0
+    kind = ""
+    for equipment in dict.fromkeys(fault.equipment for fault in FAULTS):
+        chosen = [fault for fault in FAULTS if fault.equipment == equipment and fault.name in (only or NAMES)]
+        if not chosen:
+            continue
+        with running(equipment, seed) as stack:
+            kind = stack.wan.kind
+            for fault in chosen:
+                record = try_out(stack, fault, seconds, seed)
+                records.append(record)
+                print("\n".join([table.row(record), *record.faults()]), flush=True)
+                contradictions += len(record.faults())
+    print(f"The places were {kind}.")
+    if only is None and not contradictions:
+        table.publish(records, kind)
+    return 1 if contradictions else 0
+
+
 async def chaos(stack: Stack, seed: int, seconds: float) -> int:
-    load, chance, kills = Load(stack.agents, seed), random.Random(seed), list[str]()
+    load, chance, kills = Load(stack.agents_of, seed), random.Random(seed), list[str]()
     running = asyncio.create_task(load.run())
     ends_at = time.monotonic() + seconds
     while time.monotonic() < ends_at:

@@ -9,11 +9,12 @@ import asyncio
 import itertools
 import random
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
 
-from tests.chaos.pieces import AGENTS, REGIONS, TENANTS
+from tests.chaos.pieces import TENANTS
 
 AT_ONCE = 4
 PAUSE_S = 0.005
@@ -21,6 +22,7 @@ AGAIN_S = 0.05
 LARGEST_COST = 3
 TRANSPORT_S = 10.0
 ANSWERS = {200, 429}  # after any other the outcome is unknown
+ROUTE = "/v1/exports"
 
 
 @dataclass
@@ -32,9 +34,20 @@ class Journal:
 
 
 class Load:
-    def __init__(self, agents: dict[str, str], seed: int) -> None:
+    """Callers in each region. `agents` are the URLs of each region's agents, and `note` is called with each answer."""
+
+    def __init__(
+        self,
+        agents: Mapping[str, Sequence[str]],
+        seed: int,
+        *,
+        tenants: Sequence[str] = tuple(TENANTS),
+        routes: Sequence[str] = (ROUTE,),
+        pause_s: float = PAUSE_S,
+        note: Callable[[int, bytes], None] = lambda _status, _body: None,
+    ) -> None:
         self.journal = Journal()
-        self._agents = agents
+        self._agents, self._tenants, self._routes, self._pause_s, self._note = agents, tenants, routes, pause_s, note
         self._random = random.Random(seed)
         self._numbers = itertools.count()
         self._run = f"{seed}-{random.SystemRandom().getrandbits(32)}"
@@ -44,20 +57,20 @@ class Load:
         """Run until `stop` is called, and then finish every operation that is in progress."""
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=TRANSPORT_S, trust_env=False, limits=limits) as http:
-            await asyncio.gather(*(self._work(http, region) for region in REGIONS for _ in range(AT_ONCE)))
+            await asyncio.gather(*(self._work(http, region) for region in self._agents for _ in range(AT_ONCE)))
 
     def stop(self) -> None:
         self._stopping = True
 
     async def _work(self, http: httpx.AsyncClient, region: str) -> None:
         while not self._stopping:
-            tenant = self._random.choice(tuple(TENANTS))
+            tenant = self._random.choice(self._tenants)
             await self._operation(http, region, tenant, self._random.randint(1, LARGEST_COST))
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(self._pause_s)
 
     async def _operation(self, http: httpx.AsyncClient, region: str, tenant: str, cost: int) -> None:
         body = {
-            "subject": {"tenant": tenant, "route": "/v1/exports"},
+            "subject": {"tenant": tenant, "route": self._random.choice(self._routes)},
             "cost": cost,
             "operation_id": f"{self._run}-{next(self._numbers)}",
         }
@@ -71,11 +84,12 @@ class Load:
             self.journal.admitted[tenant] += cost
 
     async def _ask(self, http: httpx.AsyncClient, region: str, body: dict[str, object]) -> int:
-        agent = self._random.choice([name for name, where in AGENTS.items() if where == region])
         try:
-            answer = await http.post(f"{self._agents[agent]}/v1/check", json=body)
+            answer = await http.post(f"{self._random.choice(self._agents[region])}/v1/check", json=body)
         except httpx.HTTPError:
             self.journal.cut_off += 1
+            self._note(0, b"")
             return 0
         self.journal.answers[answer.status_code] += 1
+        self._note(answer.status_code, answer.content)
         return answer.status_code

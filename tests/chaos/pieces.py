@@ -76,18 +76,27 @@ class Stack:
         self._agent_environ = agent_environ or {}
         self._password = secrets.token_urlsafe()
         self._tokens = {name: new_token() for name in ("admin", *REGIONS)}
-        self._ports = {name: free_port() for name in ("postgres", "coordinator", *map(_store, REGIONS), *AGENTS)}
+        self._ports = {name: free_port() for name in ("postgres", "coordinator", *map(store_of, REGIONS), *AGENTS)}
         self.coordinator = self._url("coordinator")
         self.agents = {name: self._url(name) for name in AGENTS}
+        self.agents_of = {
+            region: [self.agents[name] for name, where in AGENTS.items() if where == region] for region in REGIONS
+        }
         self.pieces = {
             "postgres": Piece("postgres", self._start_postgres, self._postgres_is_ready),
-            **{_store(region): self._store_piece(region) for region in REGIONS},
+            **{store_of(region): self._store_piece(region) for region in REGIONS},
             "coordinator": Piece("coordinator", self._start_coordinator, lambda: is_ready(self.coordinator)),
             **{name: self._agent_piece(name, region) for name, region in AGENTS.items()},
         }
 
     def _url(self, name: str) -> str:
         return f"http://127.0.0.1:{self._ports[name]}"
+
+    def _coordinator_for(self, region: str) -> str:
+        return self.coordinator
+
+    def _store_url(self, region: str) -> str:
+        return embedded.store_url(self._ports[store_of(region)], self._password)
 
     # --- the whole ---------------------------------------------------------------------------------------------------
 
@@ -113,7 +122,7 @@ class Stack:
 
     def send_to_store(self, region: str, command: str) -> None:
         """Send one command, of words without spaces, to a region's store, and require that it answers OK."""
-        answer = embedded.send_to_store(self._ports[_store(region)], self._password, command)
+        answer = embedded.send_to_store(self._ports[store_of(region)], self._password, command)
         assert answer.startswith("+OK"), answer
 
     def replace_token(self, region: str) -> None:
@@ -162,7 +171,7 @@ class Stack:
         return embedded.postgres_is_ready(self._postgres)
 
     def _store_piece(self, region: str) -> Piece:
-        name = _store(region)
+        name = store_of(region)
         port = self._ports[name]
 
         def start() -> subprocess.Popen[bytes]:
@@ -196,21 +205,23 @@ class Stack:
         return url, self.pieces[name]
 
     def _agent_piece(self, name: str, region: str) -> Piece:
-        environ = {
+        def start() -> subprocess.Popen[bytes]:
+            return self._service(name, "agent", self._agents_environ(name, region))
+
+        return Piece(name, start, lambda: is_ready(self.agents[name]))
+
+    def _agents_environ(self, name: str, region: str) -> dict[str, str]:
+        return {
             "LEASEHOLD_AGENT_REGION": region,
             "LEASEHOLD_AGENT_NAME": name,
             "LEASEHOLD_AGENT_DECISION_TIMEOUT_MS": "250",  # because the store shares its cores with all other processes
             "LEASEHOLD_AGENT_LAME_DUCK_MS": "0",
             "LEASEHOLD_AGENT_PORT": str(self._ports[name]),
-            "LEASEHOLD_AGENT_COORDINATOR_URL": self.coordinator,
-            "LEASEHOLD_AGENT_STORE_URL": embedded.store_url(self._ports[_store(region)], self._password),
+            "LEASEHOLD_AGENT_COORDINATOR_URL": self._coordinator_for(region),
+            "LEASEHOLD_AGENT_COORDINATOR_TOKEN": self._tokens[region],
+            "LEASEHOLD_AGENT_STORE_URL": self._store_url(region),
             **self._agent_environ,
         }
-
-        def start() -> subprocess.Popen[bytes]:
-            return self._service(name, "agent", environ | {"LEASEHOLD_AGENT_COORDINATOR_TOKEN": self._tokens[region]})
-
-        return Piece(name, start, lambda: is_ready(self.agents[name]))
 
     def _service(self, name: str, command: str, environ: dict[str, str]) -> subprocess.Popen[bytes]:
         program = [sys.executable, "-m", "leasehold.cli", command]
@@ -240,5 +251,5 @@ class Stack:
             self.ask("PUT", f"{self.coordinator}{path}", body)
 
 
-def _store(region: str) -> str:
+def store_of(region: str) -> str:
     return f"store-{region}"

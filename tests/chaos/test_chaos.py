@@ -25,7 +25,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 
 
 async def test_after_every_kind_of_kill_the_books_agree_with_the_journal(stack: Stack) -> None:
-    load = Load(stack.agents, seed=1)
+    load = Load(stack.agents_of, seed=1, pause_s=0.02)
     running = asyncio.create_task(load.run())
     kills = []
     for kind in KINDS:
