@@ -4,11 +4,12 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import uvloop
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
+from starlette.routing import BaseRoute
 
 from coordinator.adjustments import routes as adjustments_routes
 from coordinator.archives import routes as archives_routes
@@ -137,10 +138,9 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=operation_id,
+        routes=_routes(),
     )
     app.state.tls = tls
-    for router in ROUTERS:
-        app.include_router(router)
     install_problems(app)
     here = {"url": "http://127.0.0.1:8400", "description": "A coordinator. Any of them answers for all."}
     install_openapi(app, server=here)
@@ -162,6 +162,15 @@ def _serving_context(settings: CoordinatorSettings, metrics: CoordinatorMetrics)
         requires_client_certificate=settings.tls_require_client_cert,
         registry=metrics.registry,
     )
+
+
+@cache
+def _routes() -> list[BaseRoute]:
+    """Return the routes of every app of this process, because FastAPI analyses each of them at its first request."""
+    whole = APIRouter(generate_unique_id_function=operation_id)
+    for router in ROUTERS:
+        whole.include_router(router)
+    return whole.routes
 
 
 def _health_of(

@@ -18,6 +18,7 @@ from leasehold.local_stack.processes import Identity, identity, is_running, wait
 UP = [sys.executable, "-m", "leasehold.cli", "up"]
 PATIENCE_S = 60
 STOP_S = 25  # more than all stages of the launcher may take together
+SHARED = "documents"  # the xdist group of tests that share a stack
 AN_EXPORT = {"subject": {"tenant": "acme", "route": "/v1/exports", "method": "POST"}}
 
 

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from leasehold import Client
 from leasehold.local_stack.processes import wait_until
 from tests.certificates import Handshake
-from tests.end_to_end.launching import PATIENCE_S, Launcher, running
+from tests.end_to_end.launching import PATIENCE_S, SHARED, Launcher
 from web.tls.context import TlsFiles, client_context, server_context
 
 ROOT = Path(__file__).parent.parent.parent
@@ -24,17 +23,8 @@ _PORT = re.compile(r"127\.0\.0\.1:(84\d\d)")
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("curl") is None, reason="the examples are for curl, which is not here"),
-    pytest.mark.xdist_group("documents"),  # one stack for all pages
+    pytest.mark.xdist_group(SHARED),
 ]
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    """A stack that has booked usage, which is what a reader has after the quickstart."""
-    with running(tmp_path_factory.mktemp("stack") / "data", "--json") as launcher:
-        assert launcher.check("us-east").status == 200
-        assert wait_until(lambda: launcher.consumed() == 1, PATIENCE_S)
-        yield launcher
 
 
 def examples(page: str) -> list[str]:

@@ -9,12 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
+from leasehold.local_stack.calls import call
 from leasehold.local_stack.processes import wait_until
-from tests.end_to_end.launching import PATIENCE_S, STOP_S, Launcher, running
+from tests.end_to_end.launching import PATIENCE_S, SHARED, STOP_S, Launcher, running
 
 pytestmark = pytest.mark.anyio
 
 EXPORT = {"tenant": "acme", "route": "/v1/exports", "method": "POST"}
+REFUSED = EXPORT | {"tenant": "refused"}
 EACH = 500
 AT_ONCE = 32
 
@@ -99,17 +101,18 @@ def _counter(text: str, name: str) -> float:
     return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} "))
 
 
-async def test_bad_calls_get_the_right_refusal_and_book_nothing(tmp_path: Path) -> None:
-    with running(tmp_path / "data", "--json") as launcher:
-        stack = launcher.stack
-        async with httpx.AsyncClient(timeout=PATIENCE_S, trust_env=False) as http:
-            for expected, method, url, options in _bad_calls(stack):
-                answer = await http.request(method, url, **options)
-                found = (answer.status_code, answer.headers["Content-Type"])
-                assert found == (expected, "application/problem+json"), f"{method} {url} {str(options)[:200]}"
-                assert answer.json()["status"] == expected
-        assert launcher.read("/v1/usage")["data"] == []
-        assert launcher.read("/v1/periods")["data"] == []
+@pytest.mark.xdist_group(SHARED)
+async def test_bad_calls_get_the_right_refusal_and_book_nothing(stack: Launcher) -> None:
+    async with httpx.AsyncClient(timeout=PATIENCE_S, trust_env=False) as http:
+        for expected, method, url, options in _bad_calls(stack.stack):
+            answer = await http.request(method, url, **options)
+            found = (answer.status_code, answer.headers["Content-Type"])
+            assert found == (expected, "application/problem+json"), f"{method} {url} {str(options)[:200]}"
+            assert answer.json()["status"] == expected
+    url = stack.stack["agents"]["us-east"]
+    assert call("POST", f"{url}/v1/check", body={"subject": REFUSED}).status == 200
+    assert wait_until(lambda: _units(stack, REFUSED["tenant"]) > 0, PATIENCE_S)
+    assert _units(stack, REFUSED["tenant"]) == 1, "the good call"
 
 
 def _bad_calls(stack: dict[str, Any]) -> list[tuple[int, str, str, dict[str, Any]]]:
@@ -132,29 +135,32 @@ def _bad_calls(stack: dict[str, Any]) -> list[tuple[int, str, str, dict[str, Any
         (403, "POST", coordinator + exchanges, {"headers": bearing("admin"), "json": exchange}),
         (403, "POST", f"{coordinator}/v1/regions/mars/exchanges", {"headers": bearing("region:eu-west"), "json": {}}),
         (422, "POST", coordinator + exchanges, {"headers": bearing("region:us-east"), "json": {"fingerprint": "f"}}),
-        (422, "POST", check, {"json": {"subject": EXPORT, "price": 1}}),
-        (422, "POST", check, {"json": {"subject": EXPORT, "cost": -1}}),
-        (422, "POST", check, {"json": {"subject": EXPORT, "cost": 2**53 + 1}}),
+        (422, "POST", check, {"json": {"subject": REFUSED, "price": 1}}),
+        (422, "POST", check, {"json": {"subject": REFUSED, "cost": -1}}),
+        (422, "POST", check, {"json": {"subject": REFUSED, "cost": 2**53 + 1}}),
         (413, "POST", check, body(b" " * 10_000_000)),
         (400, "POST", check, body(b'{"subject": ')),
         (400, "POST", check, body(b'{"subject": {"tenant": "\xff\xfe"}}')),
         (415, "POST", check, {"content": b"tenant=acme", "headers": {"Content-Type": "text/plain"}}),
-        (431, "POST", check, {"json": {"subject": EXPORT}, "headers": {"X-Long": "x" * 20_000}}),
+        (431, "POST", check, {"json": {"subject": REFUSED}, "headers": {"X-Long": "x" * 20_000}}),
         (404, "GET", f"{agent}/v1/nothing", {}),
         (405, "DELETE", check, {}),
-        (422, "POST", check, {"json": {"subject": EXPORT | {"route": "/v1/reports"}}}),
+        (422, "POST", check, {"json": {"subject": REFUSED | {"route": "/v1/reports"}}}),
     ]
 
 
-async def test_one_operation_sent_ten_times_at_once_is_charged_once(tmp_path: Path) -> None:
-    with running(tmp_path / "data", "--json") as launcher:
-        body = {"subject": EXPORT, "cost": 7, "operation_id": "order-17"}
-        url = launcher.stack["agents"]["ap-south"]
-        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as http:
-            answers = await asyncio.gather(*(http.post("/v1/check", json=body) for _ in range(10)))
-        assert {(answer.status_code, json.dumps(answer.json())) for answer in answers} == {
-            (200, json.dumps(answers[0].json()))
-        }
-        assert wait_until(lambda: launcher.consumed() == 7, PATIENCE_S)
-        launcher.process.terminate()
-        assert launcher.ended(STOP_S) == 0
+@pytest.mark.xdist_group(SHARED)
+async def test_one_operation_sent_ten_times_at_once_is_charged_once(stack: Launcher) -> None:
+    body = {"subject": EXPORT | {"tenant": "repeats"}, "cost": 7, "operation_id": "order-17"}
+    url = stack.stack["agents"]["ap-south"]
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as http:
+        answers = await asyncio.gather(*(http.post("/v1/check", json=body) for _ in range(10)))
+    assert {(answer.status_code, json.dumps(answer.json())) for answer in answers} == {
+        (200, json.dumps(answers[0].json()))
+    }
+    assert call("POST", f"{url}/v1/check", body=body | {"operation_id": "order-18", "cost": 1}).status == 200
+    assert wait_until(lambda: _units(stack, "repeats") == 7 + 1, PATIENCE_S)
+
+
+def _units(launcher: Launcher, tenant: str) -> int:
+    return sum(line["units"] for line in launcher.read(f"/v1/usage?tenant={tenant}")["data"])

@@ -13,8 +13,9 @@ from tests.simulation.run import run, shrink
 from tests.simulation.simulated.virtual_time import VirtualLoop
 from tests.simulation.world import World
 
-SEEDS = int(os.environ.get("LEASEHOLD_SIMULATION_SEEDS", "16"))
-HISTORIES = max(2, SEEDS // 8)  # of each kind that is drawn for a mutant
+SEEDS = int(os.environ.get("LEASEHOLD_SIMULATION_SEEDS", "8"))
+HISTORIES = max(1, SEEDS // 8)  # of each kind that is drawn for a mutant
+OF_EACH_KIND = max(2, SEEDS // 4)  # of each kind of fault alone
 STEPS = 120
 MOST_OUTCOMES_MISSED = 11
 MOST_CELLS_MISSED = 26
@@ -86,9 +87,9 @@ def test_a_region_admits_again_after_it_slept_past_a_used_up_period() -> None:
 @pytest.mark.parametrize("kind", [kind for kind, (weight, _) in OF_SURROUNDINGS.items() if weight])
 def test_what_changes_under_way_stops_nobody(kind: str) -> None:
     """Each kind of fault alone: requests are admitted in time."""
-    results = [run(seed, STEPS, draw(seed, STEPS, (kind, "burst", "later"))) for seed in range(4)]
-    assert [result.violation for result in results] == [None] * 4
-    assert sum(result.faults[kind] for result in results) > 3
+    results = [run(seed, STEPS, draw(seed, STEPS, (kind, "burst", "later"))) for seed in range(OF_EACH_KIND)]
+    assert [result.violation for result in results] == [None] * OF_EACH_KIND
+    assert sum(result.faults[kind] for result in results) >= OF_EACH_KIND
 
 
 def test_work_is_done_between_the_faults() -> None:

@@ -29,6 +29,11 @@ from tests.integration.coordinator.fixtures import NOON, StandingClock, connecte
 PERIOD = "2026-11"
 NEVER_MS = 86_400_000
 LEASE_MS = 60_000
+# A job that had no work stays due, and would expire leases whenever a test moves the clock. Tests expire them instead.
+EXPIRE_LATER = """
+INSERT INTO job (name, due_at) VALUES ('expire_leases', clock_timestamp() + interval '1 day')
+ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at
+"""
 EXPORTS = "exports:tenant=acme"
 MAILS = "mails:tenant=acme"
 API = "api:tenant=acme"
@@ -234,6 +239,7 @@ async def agent_harness_on(database: str) -> AsyncIterator[AgentHarness]:
     app = create_app(settings, clock, hub)
     async with app.router.lifespan_context(app):
         async with connected(database) as owner:
+            await owner.execute(EXPIRE_LATER)
             agent_harness = AgentHarness(database, app, hub, clock, owner)
             await agent_harness.limit(DOCUMENT["quotas"])
             yield agent_harness
