@@ -39,7 +39,11 @@ async def test_the_worker_works(world: World) -> None:
 
 async def test_the_service_with_an_engine_works(world: World) -> None:
     settings = world.settings("us-east", return_on_stop=True)
-    variables = {variable_of(AgentSettings, name): _text(value) for name, value in settings if value is not None}
+    variables = {
+        variable_of(AgentSettings, name): _text(value)
+        for name, value in settings
+        if name in settings.model_fields_set and value is not None
+    }
     script = (
         "from fastapi.testclient import TestClient\n"
         "from examples.exports import app\n"

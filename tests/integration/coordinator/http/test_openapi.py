@@ -38,7 +38,7 @@ CLOSED = (401, 403)
 WAITS = {"GET /v1/regions/{region}/signals", "GET /v1/policies", "GET /v1/blocks", "GET /v1/resets"}
 SHOWN_TO_WHO_ADJUSTS = {
     f"GET /v1/{each}"
-    for each in ("adjustments", "adjustments/{adjustment}", "suspense", "suspense/bulk/{bulk}", "quarantine")
+    for each in ("adjustments", "adjustments/{adjustment}", "suspense", "suspense/bulk/{bulk}", "quarantine", "lanes")
 }
 ADJUSTS = ["usage:read", "adjust:propose", "adjust:approve", "admin"]
 
