@@ -246,7 +246,7 @@ def old_nonce_brings_back_the_epoch(world: World) -> Iterator[Any]:
         world.ledger.epochs[number] = epoch._replace(fingerprint=request.fingerprint)
         return EpochOpened(epoch=number, lanes=epoch.lanes)
 
-    yield edit_lua(world, ("begin_incarnation", "'nonce', ARGV[2])", "'nonce', before[2] or ARGV[2])"))
+    yield edit_lua(world, ("begin_incarnation", "'nonce', ARGV[2],", "'nonce', before[2] or ARGV[2],"))
     yield patch.object(LedgerModel, "again", staticmethod(again))
 
 

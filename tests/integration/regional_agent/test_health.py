@@ -116,11 +116,11 @@ async def test_an_agent_whose_exchanges_are_refused_reports_it(world: World, mon
     monkeypatch.setattr("regional_agent.health.REFUSED_FOR_MS", 1_500)
     agent = await world.agent()
     await agent.lease(10)
-    agent.region.exchange.delivery._coordinator._http.headers["Authorization"] = "Bearer nonsense"
+    monkeypatch.setattr(agent.region.exchange.delivery._coordinator._http, "auth", httpx.BasicAuth("no", "token"))
     assert (await agent.check()).status_code == 200
     await becomes(agent, 200, "degraded", "exchanges_refused")
     await becomes(agent, 503, "not_ready", "exchanges_refused")
-    agent.region.exchange.delivery._coordinator._http.headers["Authorization"] = f"Bearer {world.tokens['us-east']}"
+    monkeypatch.undo()
     await becomes(agent, 200, "ready")
 
 
@@ -154,9 +154,15 @@ async def test_one_stopped_lane_only_degrades_the_agent(world: World) -> None:
     lanes.stopped.clear()
 
 
-async def test_a_reason_that_begins_while_another_lasts_is_logged(world: World) -> None:
+async def test_a_reason_that_begins_while_another_lasts_is_logged(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def resume_none(*_: object) -> None:
+        """Leave the lane stopped, although its batch is not frozen."""
+
     agent = await world.agent(report_interval_ms=60_000)
     region = agent.region
+    monkeypatch.setattr(type(region.exchange), "resume_resolved_lanes", resume_none)
     incarnation = region.epochs.current
     assert incarnation is not None
     now_ms = SystemClock().monotonic_ms()
