@@ -1,7 +1,7 @@
 """Find the callers of JWTs: people and jobs that a company's issuer names.
 
 A caller has an id that follows from issuer and subject, in place of a token's. All JWTs of one subject are one person,
-so nobody approves with a second JWT what they proposed with the first.
+so a second JWT does not approve what the first one proposed.
 """
 
 from collections.abc import Awaitable, Callable

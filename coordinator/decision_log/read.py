@@ -77,7 +77,7 @@ class DecisionSummary(Struct, frozen=True):
     shadow_denied: int
     admitted: int  # estimated
     admitted_plus_minus: int
-    lost: int  # of these minutes and regions, whoever's they were: agents could not keep them
+    lost: int  # of these minutes and regions, of all tenants: agents could not keep them
     kept_from: datetime | None  # nothing is kept of before
     groups: list[DecisionGroup]  # the most frequent first
 

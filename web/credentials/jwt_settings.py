@@ -167,7 +167,7 @@ class JwtSettings(Settings):
 
 
 def is_trustworthy(url: str) -> bool:
-    """Return whether keys from this address are the issuer's: nobody between can have replaced them."""
+    """Return whether keys from this address are the issuer's, and were not replaced on the way."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""

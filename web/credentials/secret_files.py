@@ -1,7 +1,7 @@
 """Secrets in files: the variable `X_FILE` names a file that has the secret of the variable `X`.
 
 A file may be readable by other users of its machine. Secrets that Kubernetes and Compose mount are, and what keeps them
-is that nobody else has the mount.
+is that only its container has the mount.
 """
 
 from collections.abc import Mapping

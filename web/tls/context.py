@@ -63,7 +63,7 @@ def _load_chain(context: ssl.SSLContext, files: TlsFiles) -> None:
     if files.cert_file is None:
         return
     try:
-        context.load_cert_chain(files.cert_file, files.key_file, password="")  # it asks nobody for a password
+        context.load_cert_chain(files.cert_file, files.key_file, password="")  # empty, so that it does not prompt
     except (OSError, ValueError) as error:
         raise CertificatesUnusable(_why_no_chain(files, error)) from None
 

@@ -1,6 +1,6 @@
 """Hash what names a person or is a secret: users, API keys, addresses and labels.
 
-A hash is keyed, so that nobody without the key finds the value by trying. Equal values of one field have equal hashes:
+A hash is keyed, so that without the key no value is found by trying. Equal values of one field have equal hashes:
 decisions of one API key can be counted and found, and replayed under another document, without knowing it.
 """
 

@@ -124,7 +124,7 @@ def test_a_used_port_is_named(database: str, store_server: Server, command: list
     assert done.stderr.startswith(f"leasehold: Port {port} of 127.0.0.1 is in use")
 
 
-def test_migrating_twice_changes_nothing(database: str) -> None:
+def test_migrating_again_succeeds(database: str) -> None:
     """The command runs as a process of its own, by the name under which it is installed."""
     command = [str(Path(sys.executable).with_name("leasehold")), "migrate"]
     for _ in range(2):

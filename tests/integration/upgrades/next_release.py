@@ -1,6 +1,6 @@
 """A coordinator of the release after this one, made of this one's: it says more in every message, both ways.
 
-Each object of a message gets a field that nobody knows, answers get values that this release does not have, and what
+Each object of a message gets an unknown field, answers get values that this release does not have, and what
 agents send arrives as a newer agent would send it. So tolerance is tested against whatever may come, and not only
 against one release.
 """

@@ -137,10 +137,8 @@ async def test_a_region_may_have_jwts_and_is_refused_when_they_expire(harness: A
     assert line["units"] == 60
     for other in ({"exp": 1_700_000_000}, {"scope": "region:us-east"}):
         token = issuer.token("ec", **{"scope": "region:eu-west", "sub": "agents-of-eu-west"} | other)
-        stranger = harness.caller_with({"Authorization": f"Bearer {token}"})
-        answer = await stranger.post(
-            "/v1/regions/eu-west/exchanges", json={"fingerprint": FINGERPRINT, "exchanges": []}
-        )
+        unknown = harness.caller_with({"Authorization": f"Bearer {token}"})
+        answer = await unknown.post("/v1/regions/eu-west/exchanges", json={"fingerprint": FINGERPRINT, "exchanges": []})
         assert problem(answer)[0] == (401 if "exp" in other else 403)
 
 
