@@ -48,7 +48,7 @@ from coordinator.usage import routes as usage_routes
 from coordinator.usage import statement_routes
 from coordinator.webhooks import routes as webhooks_routes
 from protocol.clock import Clock, SystemClock
-from protocol.compatibility.releases import stated
+from protocol.compatibility.releases import RELEASE, stated
 from protocol.diagnosis.checks import UnknownSetting, unknown_settings
 from web.connections import ConnectionLimits
 from web.credentials.verify_jwt import JwtVerifier
@@ -134,6 +134,7 @@ def create_app(
 
     app = FastAPI(
         title="Leasehold coordinator",
+        version=RELEASE,
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,

@@ -2,6 +2,8 @@
 
 from importlib.resources import files
 
+NEEDS = "needs release "  # begins the comment on `alembic_version`, if older releases do not run on the schema
+
 
 def known_revisions() -> list[str]:
     """Return all revisions, oldest first. A test compares them with those that alembic finds in the same files."""

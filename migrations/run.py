@@ -18,8 +18,9 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from migrations.revisions import NEEDS
 from migrations.roles import allow_coordinator
-from protocol.compatibility.releases import GUIDE, RELEASE, is_too_old, too_old
+from protocol.compatibility.releases import GUIDE, RELEASE, is_too_old, minor_of, too_old
 
 LOCK_TIMEOUT_MS = 5_000
 ONE_MIGRATION_AT_A_TIME = 0x1EA5E401D
@@ -72,6 +73,15 @@ def _migrate(connection: Connection) -> None:
     _refuse_too_old_agents(connection)
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+    if oldest := needed_release(config):
+        connection.execute(text(f"COMMENT ON TABLE alembic_version IS '{NEEDS}{oldest}'"))
+
+
+def needed_release(config: Config) -> str | None:
+    """Return the newest release that a step needs because it removed something, or None if no step states one."""
+    steps = ScriptDirectory.from_config(config).walk_revisions()
+    stated = [step.module.needs_release for step in steps if hasattr(step.module, "needs_release")]
+    return max(stated, key=minor_of, default=None)
 
 
 def _refuse_too_old_agents(connection: Connection) -> None:

@@ -10,6 +10,7 @@ import uvloop
 from fastapi import FastAPI
 
 from protocol.clock import Clock, SystemClock
+from protocol.compatibility.releases import RELEASE
 from protocol.diagnosis.checks import UnknownSetting, unknown_settings
 from regional_agent.agent import RegionalAgent
 from regional_agent.http import routes as http_routes
@@ -46,6 +47,7 @@ def create_app(
 
     app = FastAPI(
         title="Leasehold agent",
+        version=RELEASE,
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -112,6 +113,47 @@ class GoProgram(NamedTuple):
         return self.package.rpartition("@")[2]
 
 
+class EarlierRelease(NamedTuple):
+    """Builds an earlier release of this project from its commit, in a venv with the packages that it was locked to."""
+
+    release: str
+    commit: str  # a clone may lack the tag
+    about: str
+
+    def install(self, directory: Path) -> None:
+        _require("git")
+        tree, python = directory / "tree", directory / "venv" / "bin" / "python"
+        self._unpack(tree)
+        pip = [sys.executable, "-m", "pip", "--quiet", "--no-input", "--python", str(python), "install"]
+        locked = ["--require-hashes", "--only-binary", ":all:", "-r", str(tree / "requirements-runtime.lock")]
+        for step in (
+            [sys.executable, "-m", "venv", "--without-pip", str(directory / "venv")],
+            [*pip, *locked],
+            [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)],
+            [*pip, "--no-deps", "--no-index", str(directory / f"leasehold-{self.release}-py3-none-any.whl")],
+        ):
+            done = _run(step, tree)
+            if done.returncode != 0:
+                raise CannotFetch(f"release {self.release} cannot be built ({_last_line(done)})")
+        shutil.rmtree(tree)
+
+    def _unpack(self, tree: Path) -> None:
+        packed = tree.with_suffix(".tar")
+        archived = _run(["git", "archive", "--output", str(packed), self.commit], TOOLS.parent)
+        if archived.returncode != 0:
+            raise CannotFetch(
+                f"this clone lacks the commit {self.commit[:12]} of release {self.release} ({_last_line(archived)}); "
+                "run `git fetch --unshallow --tags`"
+            )
+        with tarfile.open(packed) as archive:
+            archive.extractall(tree, filter="data")
+        packed.unlink()
+
+    @property
+    def version(self) -> str:
+        return f"{self.commit[:12]}-{sys.version_info.major}.{sys.version_info.minor}"
+
+
 class InstalledPackages(NamedTuple):
     """Installs packages of Debian into the machine as root, unless the machine has what they bring."""
 
@@ -155,7 +197,7 @@ def _find_libraries(*names: str) -> Path | None:
     return Path(found[0]) if found[0] and all(found) else None
 
 
-Unpacked = DebianPackages | GoProgram | NpmPackages
+Unpacked = DebianPackages | EarlierRelease | GoProgram | NpmPackages
 TABLE: Mapping[str, InstalledPackages | Unpacked] = {
     "redis": DebianPackages(
         ("redis-server", "redis-tools", "redis-sentinel", "libjemalloc2", "liblzf1", "libatomic1"),
@@ -184,6 +226,11 @@ TABLE: Mapping[str, InstalledPackages | Unpacked] = {
     ),
     "helm": GoProgram(
         "helm.sh/helm/v3/cmd/helm@v3.22.0", "helm", "Helm, for tests of the chart; needs Go on the machine"
+    ),
+    "release-before": EarlierRelease(
+        "0.1.0",
+        "cf7f0e2195979c48dfcf717c6b8add28d93d2ae3",
+        "the release before this one, for tests of upgrades; needs its commit in the clone",
     ),
     "typescript": NpmPackages(
         TOOLS.parent / "clients" / "typescript",
@@ -273,7 +320,7 @@ def main(names: Sequence[str]) -> int:
     unknown = sorted(set(names) - set(TABLE))
     if unknown or not names:
         print(f"there is no part {unknown[0]!r}" if unknown else "name a part:")
-        print("\n".join(f"  {name:11} {part.about}" for name, part in TABLE.items()))
+        print("\n".join(f"  {name:14} {part.about}" for name, part in TABLE.items()))
         return 2
     for name in names:
         try:

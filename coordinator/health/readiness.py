@@ -5,6 +5,7 @@ from datetime import datetime
 import asyncpg
 
 from coordinator.database.connection import Connection
+from migrations.revisions import NEEDS
 
 
 async def schema_revision(connection: Connection) -> str | None:
@@ -19,10 +20,10 @@ async def schema_revision(connection: Connection) -> str | None:
 async def oldest_release(connection: Connection) -> str | None:
     """Return the oldest release that runs on the schema, if a step has removed what older ones need.
 
-    Such a step says so in a comment: COMMENT ON TABLE alembic_version IS 'needs release 0.3'.
+    `leasehold migrate` writes it into a comment, from what the steps state (`needs_release`).
     """
     comment: str | None = await connection.fetchval("SELECT obj_description('alembic_version'::regclass)")
-    return comment.removeprefix(_NEEDS) if comment and comment.startswith(_NEEDS) else None
+    return comment.removeprefix(NEEDS) if comment and comment.startswith(NEEDS) else None
 
 
 async def read_database_clock(connection: Connection) -> datetime:
@@ -36,6 +37,3 @@ async def write_message(connection: Connection) -> None:
     It changes no table. A transaction that writes nothing would not wait for the disk and the synchronous standby.
     """
     await connection.execute("SELECT pg_logical_emit_message(true, 'leasehold', 'ready')")
-
-
-_NEEDS = "needs release "

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-RELEASE = "0.1.0"
+RELEASE = "0.2.0.dev0"
 OLDEST_PEER = "0.1"  # the oldest minor release that this one works with
 UPGRADE_ORDER = "the schema, the coordinators, the agents, the clients"
 GUIDE = "docs/guides/upgrading.md"

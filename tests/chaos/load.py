@@ -7,10 +7,12 @@ charged in an incarnation of the store that lost it. Such units are counted apar
 
 import asyncio
 import itertools
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 
@@ -34,7 +36,10 @@ class Journal:
 
 
 class Load:
-    """Callers in each region. `agents` are the URLs of each region's agents, and `note` is called with each answer."""
+    """Callers in each region. `note` is called with each answer.
+
+    `agents` are the URLs of each region's agents. Another thread may change them, as a load balancer does.
+    """
 
     def __init__(
         self,
@@ -84,8 +89,10 @@ class Load:
             self.journal.admitted[tenant] += cost
 
     async def _ask(self, http: httpx.AsyncClient, region: str, body: dict[str, object]) -> int:
+        while not (agents := self._agents[region]):  # noqa: ASYNC110 - another thread replaces the only one
+            await asyncio.sleep(AGAIN_S)
         try:
-            answer = await http.post(f"{self._random.choice(self._agents[region])}/v1/check", json=body)
+            answer = await http.post(f"{self._random.choice(agents)}/v1/check", json=body)
         except httpx.HTTPError:
             self.journal.cut_off += 1
             self._note(0, b"")
@@ -93,3 +100,12 @@ class Load:
         self.journal.answers[answer.status_code] += 1
         self._note(answer.status_code, answer.content)
         return answer.status_code
+
+
+def reason_of(status: int, body: bytes) -> str:
+    """Return the reason of a denial, or the kind of problem."""
+    if status == 0:
+        return "no answer"
+    found: Any = json.loads(body)
+    reasons = [each["reason"] for each in found.get("policies", ()) if each.get("reason")]
+    return str(reasons[0] if reasons else str(found.get("type", "")).rpartition("/")[2])

