@@ -7,6 +7,7 @@ from pydantic_settings import SettingsConfigDict
 
 from coordinator.access.rules.scopes import is_scope
 from coordinator.archives.store import is_location
+from migrations.connect import urls_of_hosts
 from protocol.messages import MAX_LANES
 from protocol.units import MAX_UNITS
 from web.connections import MAX_CONNECTIONS
@@ -24,7 +25,8 @@ class CoordinatorSettings(JwtSettings):
         examples=["postgresql://leasehold:secret@127.0.0.1:5432/leasehold"],
         description=(
             "PostgreSQL, as a user with the role `leasehold_coordinator`, not as the owner of the schema. Each new "
-            "connection uses the URL as it is then."
+            "connection uses the URL as it is then. It may name several hosts, of which the primary is used: "
+            "`postgresql://user@h1:5432,h2:5432/leasehold`."
         ),
     )
     host: str = Field(default="127.0.0.1", min_length=1, examples=["127.0.0.1"], description="Address to listen on.")
@@ -232,6 +234,7 @@ class CoordinatorSettings(JwtSettings):
         except ValueError:
             # Pydantic's own message would repeat the value, and with it the password.
             raise ValueError("it must look like postgresql://user:password@host:port/database") from None
+        list(urls_of_hosts(value.get_secret_value()))  # its errors do not repeat the address
         return value
 
     @model_validator(mode="after")

@@ -9,7 +9,6 @@ import asyncio
 from pathlib import Path
 from typing import TextIO
 
-import asyncpg
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
@@ -18,6 +17,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from migrations.connect import connect
 from migrations.revisions import NEEDS
 from migrations.roles import allow_coordinator
 from protocol.compatibility.releases import GUIDE, RELEASE, is_too_old, minor_of, too_old
@@ -44,10 +44,8 @@ def upgrade(url: str, coordinator_url: str | None = None) -> bool:
 
 
 async def _upgrade(url: str, coordinator_url: str | None) -> bool:
-    # The driver reads the URL itself, as it does for the coordinator: SQLAlchemy knows nothing of sslmode and its like.
-    engine = create_async_engine(
-        "postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(url), poolclass=NullPool
-    )
+    # The URL is read as it is for the coordinator: SQLAlchemy knows nothing of sslmode and its like.
+    engine = create_async_engine("postgresql+asyncpg://", async_creator=lambda: connect(url), poolclass=NullPool)
     try:
         async with engine.begin() as connection:
             # The wait for other migrations is not bounded; the wait for tables is.

@@ -24,6 +24,7 @@ TOOLS = Path(__file__).parent
 PARTS = TOOLS.parent / ".parts"
 NPM_FILES = ("package.json", "package-lock.json")
 TIMEOUT_S = 1200  # LibreOffice over a slow network
+PROGRAM_FOLDERS = ("usr/bin", "usr/sbin")  # of Debian's packages
 APT_STATE = Path("/var/lib/dpkg")  # locked as a directory, which neither apt nor dpkg do
 
 
@@ -59,12 +60,13 @@ class DebianPackages(NamedTuple):
 def _write_script(directory: Path, program: str) -> None:
     """Write a script that runs a program of the part with the libraries of the part."""
     script = directory / "bin" / program
+    place = next((each for each in PROGRAM_FOLDERS if (directory / each / program).exists()), PROGRAM_FOLDERS[0])
     here = '"$(dirname "$(dirname "$(readlink -f "$0")")")"'
     lines = [
         "#!/bin/sh",
         f"here={here}",
         'export LD_LIBRARY_PATH="$(echo "$here"/usr/lib/*-linux-gnu)"',
-        f'exec "$here/usr/bin/{program}" "$@"',
+        f'exec "$here/{place}/{program}" "$@"',
     ]
     script.write_text("\n".join(lines) + "\n")
     script.chmod(0o755)
@@ -203,6 +205,11 @@ TABLE: Mapping[str, InstalledPackages | Unpacked] = {
         ("redis-server", "redis-tools", "redis-sentinel", "libjemalloc2", "liblzf1", "libatomic1"),
         ("redis-server", "redis-sentinel", "redis-cli"),
         "Debian's Redis with Sentinel, Cluster and TLS, for tests of stores that fail over",
+    ),
+    "pgbouncer": DebianPackages(
+        ("pgbouncer", "libevent-2.1-7", "libc-ares2"),
+        ("pgbouncer",),
+        "PgBouncer, for a test that a coordinator refuses it in transaction mode",
     ),
     "prometheus": DebianPackages(
         ("prometheus",),

@@ -10,18 +10,23 @@ READ COMMITTED with row locks in one fixed order is what the ledger needs (docs/
 use `snapshot=True`.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from time import perf_counter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import asyncpg
+from asyncpg.transaction import Transaction
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from coordinator.database.connection import Connection, read_sums_as_integers
 from coordinator.database.pool_use import Pool, PoolMetrics, PoolUse
+from coordinator.database.session import refuse_startup, require_session
 from coordinator.outages import DatabaseUnavailable, DecisionOutdated, TransactionFailed
+from migrations.connect import TIMEOUT_S
+from migrations.connect import connect as connect_to_primary
 
 if TYPE_CHECKING:
     BaseConnection: TypeAlias = asyncpg.Connection[asyncpg.Record]
@@ -36,6 +41,7 @@ ATTEMPTS = 4
 CONNECT_TIMEOUT_S = 5
 ACQUIRE_TIMEOUT_S = 5
 COMMAND_TIMEOUT_S = 30
+END_WITHIN_S = 2  # a rollback, or giving a connection back: beyond it the connection is ended
 SESSION = {
     "application_name": "leasehold-coordinator",
     "lock_timeout": "5s",
@@ -132,9 +138,15 @@ class Database:
     async def transaction(self, *, snapshot: bool = False) -> AsyncIterator[Connection]:
         """Make one attempt: commit at the end of the block, roll back if it raises."""
         async with self._connection() as connection:
-            transaction = connection.transaction(isolation="repeatable_read", readonly=True) if snapshot else None
-            async with transaction or connection.transaction():
+            isolation: Literal["repeatable_read"] | None = "repeatable_read" if snapshot else None
+            transaction = connection.transaction(isolation=isolation, readonly=snapshot)
+            await transaction.start()
+            try:
                 yield connection
+            except BaseException:
+                await _roll_back(connection, transaction)
+                raise
+            await transaction.commit()
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:
@@ -149,7 +161,18 @@ class Database:
         try:
             yield connection
         finally:
-            await self._pool.release(connection)
+            await self._pool.release(connection, timeout=END_WITHIN_S)
+
+
+async def _roll_back(connection: Connection, transaction: Transaction) -> None:
+    """Roll back, or else end the connection: a server that hangs does not answer, and the cause of this is known."""
+    try:
+        async with asyncio.timeout(END_WITHIN_S):
+            await transaction.rollback()
+    except BaseException as error:
+        connection.terminate()
+        if not isinstance(error, Exception):
+            raise
 
 
 async def _retried(once: Callable[[], Awaitable[Result]], tried_again: Errors = TRIED_AGAIN) -> Result:
@@ -180,9 +203,25 @@ def _again(tried_again: Errors) -> AsyncRetrying:
     )
 
 
-async def connect(url: Url, **options: Any) -> BaseConnection:
-    """Connect to the database as its URL is now."""
-    return await asyncpg.connect(url if isinstance(url, str) else url(), **options)
+async def connect(
+    url: Url,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    server_settings: Mapping[str, str] = MappingProxyType({}),
+    **options: Any,
+) -> BaseConnection:
+    """Connect to the database as its URL is now, and raise SessionNotKept if a pooler keeps no session for it."""
+
+    async def once() -> BaseConnection:
+        address = url if isinstance(url, str) else url()
+        return await connect_to_primary(address, timeout_s=timeout_s, server_settings=dict(server_settings), **options)
+
+    try:
+        connection = await once()
+    except asyncpg.ProtocolViolationError as error:
+        raise refuse_startup(error) from error
+    await require_session(connection, server_settings, once)
+    return connection
 
 
 @asynccontextmanager
@@ -201,13 +240,12 @@ async def open_database(
 
     async def another(dsn: str | None = None, **options: Any) -> BaseConnection:
         assert dsn is None
-        return await connect(url, **options)
+        return await connect(url, timeout_s=CONNECT_TIMEOUT_S, **options)
 
     pool = asyncpg.create_pool(
         connect=another,
         min_size=0,
         max_size=pool_size,
-        timeout=CONNECT_TIMEOUT_S,
         command_timeout=COMMAND_TIMEOUT_S,
         server_settings={**SESSION, **settings},
         connection_class=Session,

@@ -49,7 +49,7 @@ async def listen(url: Url, deliver: Callable[[str], None]) -> None:
 
 async def _listen_once(url: Url, deliver: Callable[[str], None], connected: Callable[[], None]) -> None:
     connection = await connect(
-        url, timeout=CONNECT_TIMEOUT_S, server_settings={"application_name": "leasehold-coordinator-signals"}
+        url, timeout_s=CONNECT_TIMEOUT_S, server_settings={"application_name": "leasehold-coordinator-signals"}
     )
     ended = asyncio.Event()
     connection.add_termination_listener(lambda _: ended.set())

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from functools import partial
 
-import asyncpg
 from msgspec import structs
 from pydantic import SecretStr
 
 from coordinator.background import background_jobs
 from coordinator.database.connection import Connection, read_sums_as_integers
-from coordinator.database.engine import Database
+from coordinator.database.engine import Database, connect
 from coordinator.diagnosis.facts import CoordinatorFacts, DiskFacts
 from coordinator.diagnosis.read_facts import read_ledger, read_schema, read_server
 from coordinator.diagnosis.rules import (
@@ -97,7 +96,7 @@ async def read_and_examine_database(url: str, clock: Clock, timeout_s: float) ->
 
     Where the installation was confirmed is a question to coordinators: they know their own addresses.
     """
-    connection = await asyncpg.connect(url, timeout=timeout_s, server_settings={"application_name": "leasehold-doctor"})
+    connection = await connect(url, timeout_s=timeout_s, server_settings={"application_name": "leasehold-doctor"})
     try:
         await read_sums_as_integers(connection)
         found = list(map(_of_this_connection, await examine_database(connection, url, clock, COORDINATOR)))

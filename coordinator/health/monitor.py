@@ -17,6 +17,7 @@ import structlog
 from coordinator.clock import ComparedClock
 from coordinator.database.connection import Connection
 from coordinator.database.engine import SESSION, Url, connect
+from coordinator.database.session import SessionNotKept
 from coordinator.health.figures import Measured, read_measured
 from coordinator.health.readiness import oldest_release, read_database_clock, schema_revision, write_message
 from coordinator.health.seen import SeenAgents
@@ -25,6 +26,7 @@ from coordinator.job_failures import JobFailures
 from coordinator.limits.read_limits import read_limits
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.outages import LimitsNotReadable
+from migrations.connect import NoUsableHost
 from migrations.revisions import is_behind, known_revisions
 from protocol.compatibility.releases import GUIDE, RELEASE, UPGRADE_ORDER, Peer, minor_of
 from web.credentials.issuer_keys import IssuerKeys
@@ -174,7 +176,7 @@ class CoordinatorHealth:
 
     async def _connected(self) -> "asyncpg.Connection[asyncpg.Record]":
         if self._connection is None or self._connection.is_closed():
-            self._connection = await connect(self._url, timeout=PROVE_WITHIN_S, server_settings=SESSION)
+            self._connection = await connect(self._url, timeout_s=PROVE_WITHIN_S, server_settings=SESSION)
         return self._connection
 
     def _drop_connection(self) -> None:
@@ -292,6 +294,10 @@ async def _schema_finding(connection: Connection) -> CoordinatorFinding | None:
 
 def _finding_of(error: Exception, *, reads: bool) -> CoordinatorFinding:
     kind = type(error).__name__
+    if isinstance(error, SessionNotKept):
+        return CoordinatorFinding("database_pooled", str(error))
+    if isinstance(error, NoUsableHost):
+        return CoordinatorFinding("database_unavailable", str(error))
     if not reads:
         return CoordinatorFinding("database_unavailable", f"Postgres does not answer: {kind}")
     if isinstance(error, TimeoutError):

@@ -76,9 +76,9 @@ def _with_database(data: Path | None, operation: "Callable[[Connection], Awaitab
 
 
 async def _connected(url: str, operation: "Callable[[Connection], Awaitable[Result]]") -> Result:
-    import asyncpg
+    from migrations.connect import connect
 
-    connection = await asyncpg.connect(url)
+    connection = await connect(url)
     try:
         return await operation(connection)
     finally:

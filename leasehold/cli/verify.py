@@ -65,14 +65,14 @@ def _verify_database(kept: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def _verify(url: str, kept: list[dict[str, Any]]) -> object:
-    import asyncpg
     import msgspec
 
     from coordinator.database.connection import read_sums_as_integers
     from coordinator.proof.rules import KeptSeal
     from coordinator.proof.verify import verify as verify_ledger
+    from migrations.connect import connect
 
-    connection = await asyncpg.connect(url)
+    connection = await connect(url)
     try:
         await read_sums_as_integers(connection)
         async with connection.transaction(isolation="repeatable_read", readonly=True):

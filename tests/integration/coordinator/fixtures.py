@@ -1,9 +1,12 @@
 """Fixtures of every test of a coordinator: a clock that only the test moves, and the database."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import asyncpg
 from fastapi import FastAPI
@@ -40,6 +43,27 @@ async def connected(url: str) -> AsyncIterator[Connection]:
         yield connection
     finally:
         await connection.close()
+
+
+def parent_of(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@asynccontextmanager
+async def frozen(owner: Connection) -> AsyncIterator[None]:
+    """Stop the server's first process, which accepts connections, and all that serve this database."""
+    rows = await owner.fetch(
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
+    )
+    backends = [row["pid"] for row in rows]
+    processes = [parent_of(backends[0]), *backends]
+    try:
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+        yield
+    finally:
+        for process in processes:
+            os.kill(process, signal.SIGCONT)
 
 
 async def put_off(owner: Connection, *jobs: str) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -10,13 +10,16 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from coordinator.database import engine
 from coordinator.database.connection import Connection
+from coordinator.database.engine import open_database
 from coordinator.main import create_app
 from coordinator.settings import CoordinatorSettings
 from protocol.outcomes import ExchangeOutcome
-from tests.conftest import free_port
-from tests.integration.coordinator.agent_harness import Agent, AgentHarness, exchange, lease, want
-from tests.integration.coordinator.fixtures import connected
+from tests.conftest import free_port, restricted
+from tests.integration.coordinator.agent_harness import Agent, AgentHarness, agent_harness_on, exchange, lease, want
+from tests.integration.coordinator.fixtures import connected, frozen
+from tests.waiting import BOUND_S
 
 pytestmark = pytest.mark.anyio
 
@@ -56,6 +59,43 @@ async def test_a_connection_that_dies_midway_is_not_noticed_by_callers(
             pass
     assert (await said).outcome is ExchangeOutcome.APPLIED
     assert (await agent_harness.pool())["consumed"] == 7
+
+
+async def test_a_postgres_that_hangs_is_503_in_bounded_time(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a rollback nor giving a connection back ends by itself then. There are more requests than connections."""
+    for name in ("COMMAND_TIMEOUT_S", "ACQUIRE_TIMEOUT_S", "CONNECT_TIMEOUT_S", "END_WITHIN_S"):
+        monkeypatch.setattr(engine, name, 1)
+    async with agent_harness_on(database) as harness:
+        agent = await harness.agent()
+        async with frozen(harness.owner), asyncio.timeout(BOUND_S):
+            answers = await asyncio.gather(
+                agent.post(exchange(agent.frozen(1), [want(waiting=1)])),
+                *(agent.client.get("/v1/policies") for _ in range(12)),
+            )
+        assert {answer.json()["type"] for answer in answers} == {"/problems/database-unavailable"}
+        reply = await agent.say(1, demands=[want(waiting=10)])
+        assert reply.outcome is ExchangeOutcome.APPLIED
+
+
+class Refused(Exception):
+    """What an operation raises after the server has stopped answering."""
+
+
+async def test_an_operation_that_refuses_does_not_wait_for_a_rollback_that_hangs(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "COMMAND_TIMEOUT_S", 10 * BOUND_S)
+    async with open_database(restricted(database), 1) as opened, connected(database) as owner:
+        async with AsyncExitStack() as stack, asyncio.timeout(BOUND_S):
+
+            async def refuse(connection: Connection) -> None:
+                await connection.execute("SELECT 1")
+                await stack.enter_async_context(frozen(owner))
+                raise Refused
+
+            with pytest.raises(Refused):
+                await opened.run(refuse)
+        assert await opened.read(lambda connection: connection.fetchval("SELECT 1")) == 1
 
 
 async def test_an_outage_is_503_until_postgres_is_back(agent_harness: AgentHarness, agent: Agent) -> None:

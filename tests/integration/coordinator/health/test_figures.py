@@ -1,21 +1,16 @@
 """What one coordinator measures is shown by all, and no scrape of the metrics waits for Postgres."""
 
 import asyncio
-import os
-import signal
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from contextlib import AsyncExitStack
 
 import httpx
 import pytest
 
-from coordinator.database.connection import Connection
 from coordinator.health.figures import measure, measure_deliveries
 from coordinator.jobs import Job, running
 from tests.conftest import restricted
 from tests.integration.coordinator.agent_harness import AgentHarness, want
-from tests.integration.coordinator.fixtures import NOON, connected
+from tests.integration.coordinator.fixtures import NOON, connected, frozen
 from tests.integration.coordinator.health.test_health import coordinator
 from tests.integration.coordinator.suspense.test_bulk import fail_over
 from tests.promtool import check_metrics, touch
@@ -110,27 +105,6 @@ async def test_promtool_finds_no_fault_in_the_metrics(agent_harness: AgentHarnes
 
 
 # --- a hanging server -------------------------------------------------------------------------------------------------
-
-
-def parent_of(process: int) -> int:
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-@asynccontextmanager
-async def frozen(owner: Connection) -> AsyncIterator[None]:
-    """Stop the server's first process, which accepts connections, and all that serve this database."""
-    rows = await owner.fetch(
-        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
-    )
-    backends = [row["pid"] for row in rows]
-    processes = [parent_of(backends[0]), *backends]
-    try:
-        for process in processes:
-            os.kill(process, signal.SIGSTOP)
-        yield
-    finally:
-        for process in processes:
-            os.kill(process, signal.SIGCONT)
 
 
 async def test_metrics_are_served_while_postgres_is_frozen(database: str) -> None:
