@@ -7,7 +7,7 @@ from uuid import UUID
 
 from fastapi import Depends, Request
 
-from coordinator.access.authenticate import Caller, authenticate
+from coordinator.access.authenticate import Caller, Credential, authenticate
 from coordinator.access.callers import Callers
 from coordinator.access.jwt_callers import JwtCallers, note_identity
 from coordinator.archives.store import ArchiveStore, open_store
@@ -75,8 +75,8 @@ class Coordinator:
                 lock_timeout_ms=LOCK_TIMEOUT_MS,
             )
 
-    async def _look_up(self, token_hashes: Collection[bytes]) -> dict[bytes, Caller]:
-        return await self.database.read(lambda c: authenticate(c, token_hashes))
+    async def _look_up(self, credentials: Collection[Credential]) -> dict[Credential, Caller]:
+        return await self.database.read(lambda c: authenticate(c, credentials))
 
     async def _note_identity(self, id_: UUID, identity: JwtIdentity) -> None:
         now = self.clock.now()

@@ -22,6 +22,7 @@ COORDINATOR = "leasehold_coordinator"
 PRIVILEGES: Mapping[str, str] = {
     "alembic_version": "SELECT",
     "region": "SELECT, INSERT",
+    "region_identity": "SELECT, INSERT, DELETE",
     "region_epoch": "SELECT, INSERT",
     "lane": "SELECT, INSERT",
     "period": "SELECT, INSERT",

@@ -42,6 +42,13 @@ CREATE TABLE region_agent (
     PRIMARY KEY (region, agent)
 ) WITH (fillfactor = 50);
 
+-- Names in client certificates by which agents of a region authenticate themselves, in place of a token.
+CREATE TABLE region_identity (
+    identity   text PRIMARY KEY CONSTRAINT region_identity_is_short CHECK (length(identity) BETWEEN 1 AND 1000),
+    region     text NOT NULL REFERENCES region,
+    created_at timestamptz NOT NULL
+);
+
 -- One incarnation of a region's store, or of one cell of a store that is a Cluster.
 CREATE TABLE region_epoch (
     epoch           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

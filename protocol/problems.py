@@ -17,7 +17,11 @@ class ProblemKind(NamedTuple):
 PROBLEMS: dict[str, ProblemKind] = {
     "bad-request": ProblemKind(400, "Bad request", "The request is not well-formed HTTP."),
     "invalid-json": ProblemKind(400, "Not JSON", "The body is not JSON (RFC 8259) in UTF-8, or nested too deeply."),
-    "unauthenticated": ProblemKind(401, "Token needed", "Send a token that is valid: `Authorization: Bearer lh_…`."),
+    "unauthenticated": ProblemKind(
+        401,
+        "Token needed",
+        "Send a token that is valid: `Authorization: Bearer lh_…`. A region may show a client certificate instead.",
+    ),
     "issuer-unavailable": ProblemKind(
         503,
         "Issuer unavailable",
@@ -100,6 +104,9 @@ PROBLEMS: dict[str, ProblemKind] = {
     ),
     "rebalance-impossible": ProblemKind(
         409, "Rebalance impossible", "`cannot` names the units that cannot be moved, and why. Nothing was changed."
+    ),
+    "identity-taken": ProblemKind(
+        409, "Identity of another region", "Another region has this identity. Remove it there first."
     ),
     "full": ProblemKind(409, "Maximum reached", "The maximum number has been reached. Delete some first."),
     "precondition-failed": ProblemKind(

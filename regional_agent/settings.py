@@ -48,8 +48,14 @@ class AgentSettings(JwtSettings):
             "answer, the next one is used at once."
         ),
     )
-    coordinator_token: SecretStr = Field(
-        min_length=1, examples=["lh_…"], description="Token with the scope `region:NAME`."
+    coordinator_token: SecretStr | None = Field(
+        default=None,
+        min_length=1,
+        examples=["lh_…"],
+        description=(
+            "Token with the scope `region:NAME`. It is not needed if the client certificate has an identity of the "
+            "region."
+        ),
     )
     coordinator_ca_file: FilePath | None = Field(
         default=None,
@@ -327,6 +333,15 @@ class AgentSettings(JwtSettings):
                 )
         if self.store_key_file is not None and self.store_cert_file is None:
             raise ValueError(f"{prefix}_KEY_FILE is set without {prefix}_CERT_FILE")
+        return self
+
+    @model_validator(mode="after")
+    def _can_authenticate_itself(self) -> Self:
+        if self.coordinator_token is None and self.coordinator_cert_file is None:
+            raise ValueError(
+                "LEASEHOLD_AGENT_COORDINATOR_TOKEN is not set, and there is no client certificate in its place"
+                " (LEASEHOLD_AGENT_COORDINATOR_CERT_FILE)"
+            )
         return self
 
     @model_validator(mode="after")

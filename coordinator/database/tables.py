@@ -100,6 +100,14 @@ region_agent = Table(
     required("capabilities", ARRAY(Text)),
     required("last_seen_at", Timestamp),
 )
+# Names in client certificates by which agents of a region authenticate themselves.
+region_identity = Table(
+    "region_identity",
+    metadata,
+    Column("identity", Text, primary_key=True),
+    required("region", Text, ForeignKey("region.name")),
+    required("created_at", Timestamp),
+)
 # One incarnation of a region's store, or of one cell of it.
 region_epoch = Table(
     "region_epoch",

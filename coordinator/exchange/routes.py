@@ -64,8 +64,8 @@ async def post_exchanges(
     A malformed exchange or want is refused by itself, in its place among the replies.
     """
     call = parse_exchanges(region.name, await read_json(request))
-    applied = await _apply(coordinator, call._replace(token_hash=region.token_hash))
-    confirm_region(region, applied.is_authentic, coordinator)
+    applied = await _apply(coordinator, call._replace(token_hash=region.token_hash, names=region.names))
+    await confirm_region(request, region, applied.is_authentic, coordinator)
     return reply(applied.response)
 
 
@@ -157,7 +157,7 @@ async def _events(request: Request, region: str, coordinator: Coordinator) -> As
 
 
 async def _may_stay(request: Request, region: str, coordinator: Coordinator) -> bool:
-    """Tell whether a stream may continue. A revoked token ends it; an outage of the database does not."""
+    """Return whether a stream may continue. A revoked token ends it; an outage of the database does not."""
     try:
         await require_this_region(request, region, coordinator)
     except Problem:

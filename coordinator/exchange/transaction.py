@@ -50,7 +50,7 @@ from coordinator.exchange.rules.submissions import (
     ExchangeCall,
     Matched,
     classify,
-    confirm_tokens,
+    confirm_callers,
     hold_implausible_reports,
     keep_within_budgets,
     match_wants,
@@ -86,7 +86,7 @@ class Applied(NamedTuple):
     quarantined: int
     notices: Sequence[Notice]
     lost: Sequence[int]  # epochs that are over, for their store lost data: see `fence_lost`
-    is_authentic: bool = True  # False if the call's token was revoked: then nothing of it was looked at
+    is_authentic: bool = True  # False if the call's credentials were revoked: then nothing of it was looked at
 
 
 class _Context(NamedTuple):
@@ -113,7 +113,7 @@ async def apply_exchanges(
     """Apply several calls, no lane in two of them. Each has its own answer."""
     context = _Context(connection, documents, terms, budgets or without_limits(), now)
     locked_lanes, catalogue, quotas = await _lock_lanes(context, calls)
-    calls = confirm_tokens(calls, locked_lanes.valid_tokens)
+    calls = confirm_callers(calls, locked_lanes.valid)
     matched = match_wants(classify(calls, locked_lanes.lanes), catalogue, terms, now)
     matched, pools = await _lock_pools(context, matched)
     locked, catalogue = await _lock_leases(context, matched, pools, catalogue, quotas)
@@ -130,8 +130,9 @@ async def _lock_lanes(context: _Context, calls: Sequence[ExchangeCall]) -> tuple
     """Return also the catalogue of all quota keys that the calls are about, and these keys."""
     names = [LaneName(each.batch.epoch, each.batch.lane, call.region) for call in calls for each in call.submissions]
     quotas, tokens = wanted_quotas(calls), {call.token_hash for call in calls if call.token_hash}
+    identities = {name for call in calls for name in call.names}
     locked = await lock_lanes_and_read_catalogue(
-        context.connection, context.documents, names, quotas, tokens, context.now
+        context.connection, context.documents, names, quotas, tokens, identities, context.now
     )
     catalogue = locked.catalogue
     if more := regional_quotas(calls, catalogue) - quotas:

@@ -73,6 +73,7 @@ COVERAGE: Mapping[str, Proven | NotProven] = {
     "subscription": Proven((ProvenBy.AUDIT,)),
     "limit_override": Proven((ProvenBy.AUDIT,)),
     "identity": Proven((ProvenBy.AUDIT,)),
+    "region_identity": Proven((ProvenBy.AUDIT,)),
     "token": Proven((ProvenBy.AUDIT,), {"hash": "an audit that had it would help those who guess weak tokens"}),
     "region_epoch": Proven(
         (ProvenBy.CHAINS, ProvenBy.AUDIT),

@@ -139,7 +139,7 @@ class FaultKind(StrEnum):
     SEALED_AUDIT_CHANGED = "sealed_audit_changed"
     SEALED_BALANCE_CHANGED = "sealed_balance_changed"
     CLOSED_PERIOD_CHANGED = "closed_period_changed"  # the period does not hash to the root of its close
-    PERIOD_CHANGED = "period_changed"  # this and the next seven: the row does not agree with the sealed audit
+    PERIOD_CHANGED = "period_changed"  # this and the next eight: the row does not agree with the sealed audit
     ADJUSTMENT_CHANGED = "adjustment_changed"
     RESOLUTION_CHANGED = "resolution_changed"
     LIMITS_CHANGED = "limits_changed"
@@ -147,6 +147,7 @@ class FaultKind(StrEnum):
     OVERRIDE_CHANGED = "override_changed"
     TOKEN_CHANGED = "token_changed"  # noqa: S105 - the name of a fault
     IDENTITY_CHANGED = "identity_changed"
+    REGION_IDENTITY_CHANGED = "region_identity_changed"
     EPOCH_CHANGED = "epoch_changed"  # an epoch that people have retired
     BALANCE = "balance"  # a pool or a lease is not the sum of its transfers
     ROLLUP_DIFFERS = "rollup_differs"  # a row of hourly or daily usage is not the sum of its transfers

@@ -282,4 +282,21 @@ FROM audit WHERE action = 'period.archived'""",
     ),
 )
 
-AUDITED = (PERIODS, ARCHIVES, ADJUSTMENTS, RESOLUTIONS, LIMITS, SUBSCRIPTIONS, OVERRIDES, TOKENS, IDENTITIES, EPOCHS)
+REGION_IDENTITIES = Audited(
+    table="region_identity",
+    kind=FaultKind.REGION_IDENTITY_CHANGED,
+    kept="SELECT identity AS about, * FROM region_identity",
+    told="""
+SELECT its.identity AS about, entry.id AS entry, its.identity, entry.object AS region,
+    (its.created_at)::timestamptz AS created_at
+FROM (
+    SELECT DISTINCT ON (object) id, object, details FROM audit
+    WHERE action = 'region.identities_put' ORDER BY object, id DESC
+) AS entry, jsonb_each_text(details -> 'identities') AS its (identity, created_at)""",
+    columns=("identity", "region", "created_at"),
+)
+
+AUDITED = (
+    *(PERIODS, ARCHIVES, ADJUSTMENTS, RESOLUTIONS, LIMITS, SUBSCRIPTIONS, OVERRIDES),
+    *(TOKENS, IDENTITIES, REGION_IDENTITIES, EPOCHS),
+)

@@ -31,6 +31,7 @@ class RegionView(Struct, frozen=True):
     last_seen_at: datetime | None = None  # by any coordinator, to about ten seconds
     regressed_lanes: int = 0  # lanes that wait for an approved rebase
     agents: list[AgentView] = []
+    identities: list[str] = []  # names in client certificates by which its agents authenticate themselves
 
 
 async def read_region(connection: Connection, name: str, now: datetime) -> RegionView | None:
@@ -67,6 +68,8 @@ SELECT name, weight, status, created_at,
     (SELECT coalesce(json_agg(json_build_object('name', its.agent, 'release', its.release,
         'capabilities', its.capabilities, 'last_seen_at', its.last_seen_at) ORDER BY its.agent), '[]')::text
         FROM region_agent AS its WHERE its.region = region.name) AS agents,
+    ARRAY(SELECT identity FROM region_identity WHERE region_identity.region = region.name ORDER BY identity)
+        AS identities,
     (SELECT count(DISTINCT (lane.epoch, lane.lane)) FROM region_epoch AS its JOIN lane USING (epoch)
         JOIN quarantine ON quarantine.epoch = lane.epoch AND quarantine.lane = lane.lane
             AND quarantine.quota = '' AND quarantine.seq > lane.last_seq

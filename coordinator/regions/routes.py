@@ -14,6 +14,8 @@ from coordinator.access.rules.audit import Action
 from coordinator.http.pagination import PageLinks, PageQuery
 from coordinator.http.parameters import Instant, RegionName, Several, Text
 from coordinator.regions import put_region as operations
+from coordinator.regions.put_identities import IdentityTaken
+from coordinator.regions.put_identities import put_identities as replace_identities
 from coordinator.regions.read_regions import RegionView, read_region, read_regions
 from coordinator.state import CoordinatorDep
 from web.bodies import reply
@@ -25,9 +27,12 @@ router = APIRouter(tags=["operations"], route_class=IdempotentRoute)
 Reader = Annotated[Caller, Depends(RequireScope("quota:read"))]
 Writer = Annotated[Caller, Depends(RequireScope("alloc:write"))]
 Auditor = Annotated[Caller, Depends(RequireScope("audit:read"))]
+Admin = Annotated[Caller, Depends(RequireScope("admin"))]
 
 PathRegion = Annotated[RegionName, Path()]
 RegionStatus = Literal["active", "draining", "down"]
+MAX_IDENTITIES = 16
+Identity = Annotated[str, Field(pattern=r"^([a-z][a-z0-9+.-]*://[!-~]+|[a-z0-9-]+(\.[a-z0-9-]+)+)$", max_length=1000)]
 
 
 class RegionBody(BodyModel):
@@ -44,6 +49,19 @@ class RegionBody(BodyModel):
 
 class NewRegionBody(RegionBody):
     name: RegionName
+
+
+class IdentitiesBody(BodyModel):
+    """All identities of the region. What is left out may not authenticate itself any more."""
+
+    identities: Annotated[
+        list[Identity],
+        Field(
+            max_length=MAX_IDENTITIES,
+            description="Names in client certificates: a URI such as a SPIFFE ID, or a host name.",
+            examples=[["spiffe://example.org/leasehold/us-east"]],
+        ),
+    ]
 
 
 class RegionList(Struct, frozen=True):
@@ -92,6 +110,26 @@ async def _put(request: Request, coordinator: CoordinatorDep, caller: Caller, na
     put = await coordinator.database.run(lambda c: operations.put_region(c, name, body.weight, body.status, by, now))
     headers = {"Location": f"/v1/regions/{name}"} if put.is_new else {}
     return reply(put.region, 201 if put.is_new else 200, headers)
+
+
+@router.put("/v1/regions/{region}/identities", **described(answers={200: RegionView, 404: None, 409: None}))
+async def put_identities(
+    request: Request, region: PathRegion, coordinator: CoordinatorDep, caller: Admin, body: IdentitiesBody
+) -> Response:
+    """Say which client certificates the agents of a region may show instead of a token, by names in them.
+
+    They get exactly the scope `region:NAME`. Name two identities while agents change from one to the other.
+    """
+    by, now = actor_of(request, caller), coordinator.clock.now()
+    try:
+        put = await coordinator.database.run(
+            lambda c: replace_identities(c, region, dict.fromkeys(body.identities), by, now)
+        )
+    except IdentityTaken as taken:
+        raise Problem("identity-taken", str(taken)) from None
+    if put is None:
+        raise Problem("not-found", "There is no such region.")
+    return reply(put)
 
 
 # --- the audit -------------------------------------------------------------------------------------------------------

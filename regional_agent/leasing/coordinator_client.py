@@ -96,11 +96,23 @@ class _CurrentToken(httpx.Auth):
         yield request
 
 
+class _CurrentCertificate(httpx.Auth):
+    """Sends a request again that was refused because its connection is older than the certificate in use.
+
+    The coordinator closes such a connection, so that the second attempt opens one with the certificate of now.
+    """
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        answer = yield request
+        if answer.status_code == httpx.codes.UNAUTHORIZED and answer.headers.get("Connection") == "close":
+            yield request
+
+
 class CoordinatorClient:
     def __init__(
         self,
         urls: Sequence[str],
-        token: SecretStr,
+        token: SecretStr | None,
         region: str,
         agent: str = "",
         tls: ssl.SSLContext | None = None,
@@ -113,7 +125,7 @@ class CoordinatorClient:
         self._connect_s = TIMEOUT_S if len(urls) == 1 else CONNECT_S
         limits = httpx.Limits(keepalive_expiry=KEPT_S)
         self._http = httpx.AsyncClient(
-            auth=_CurrentToken(token),
+            auth=_CurrentCertificate() if token is None else _CurrentToken(token),
             headers=stated(agent),
             timeout=httpx.Timeout(TIMEOUT_S, connect=self._connect_s, pool=None),
             transport=HttpsTransport(tls, limits) if tls else httpx.AsyncHTTPTransport(limits=limits, trust_env=False),

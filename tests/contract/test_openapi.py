@@ -45,6 +45,7 @@ DOORS = {
         "POST /v1/regions",
         "GET /v1/regions/{region}",
         "PUT /v1/regions/{region}",
+        "PUT /v1/regions/{region}/identities",
         "GET /v1/allocations",
         "GET /v1/rates",
         "GET /v1/slots",

@@ -9,11 +9,13 @@ import ssl
 from time import time
 from typing import Any, NamedTuple
 
+MAX_NAMES = 64  # a certificate with more of them names nothing
+
 
 class PeerCertificate(NamedTuple):
     """What a server uses of a client's certificate."""
 
-    uris: tuple[str, ...]  # the URIs among its subject's alternative names
+    names: tuple[str, ...]  # the URIs and host names among its subject's alternative names; no text is both
     ends_at_s: float  # Unix time
 
     @property
@@ -28,6 +30,13 @@ def peer_certificate_of(transport: asyncio.BaseTransport) -> PeerCertificate | N
     certificate = connection.getpeercert() if connection is not None else None
     if not certificate:
         return None
-    names: Any = certificate.get("subjectAltName", ())  # pairs of a kind and a name
-    uris = tuple(name for kind, name in names if kind == "URI")
-    return PeerCertificate(uris, ssl.cert_time_to_seconds(str(certificate["notAfter"])))
+    named: Any = certificate.get("subjectAltName", ())  # pairs of a kind and a name
+    names = tuple(dict.fromkeys(name for kind, value in named if (name := _name(kind, value))))
+    ends_at_s = ssl.cert_time_to_seconds(str(certificate["notAfter"]))
+    return PeerCertificate(names if len(names) <= MAX_NAMES else (), ends_at_s)
+
+
+def _name(kind: str, value: str) -> str | None:
+    if kind == "URI" and "://" in value:
+        return value
+    return value.lower() if kind == "DNS" and "://" not in value else None

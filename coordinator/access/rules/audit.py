@@ -19,6 +19,7 @@ class Action(StrEnum):
     BLOCK_DELETED = "block.deleted"
     RESET_ADDED = "reset.added"
     REGION_PUT = "region.put"
+    REGION_IDENTITIES_PUT = "region.identities_put"
     EPOCH_REBOUND = "epoch.rebound"
     EPOCH_RETIRED = "epoch.retired"
     RESOLUTION_PROPOSED = "resolution.proposed"

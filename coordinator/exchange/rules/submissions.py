@@ -59,17 +59,31 @@ class ExchangeCall(NamedTuple):
     submissions: Sequence[Submission]
     refused: Sequence[tuple[int, ExchangeReply]] = ()  # exchanges that are malformed, by their place in the request
     token_hash: bytes | None = None  # of a token that the transaction has to confirm
+    names: Sequence[str] = ()  # in its client certificate, which the transaction has to confirm as well
     is_authentic: bool = True
 
 
-def confirm_tokens(calls: Iterable[ExchangeCall], valid: Collection[bytes]) -> list[ExchangeCall]:
-    """Return the calls, without the exchanges of those whose token is not among the valid ones any more."""
+class ValidCredentials(NamedTuple):
+    """What the database has of the credentials of some calls."""
+
+    tokens: Collection[bytes]
+    regions: Mapping[str, str]  # by their identities
+
+
+def confirm_callers(calls: Iterable[ExchangeCall], valid: ValidCredentials) -> list[ExchangeCall]:
+    """Return the calls, without the exchanges of those whose credentials are not valid any more."""
     return [
-        call
-        if call.token_hash is None or call.token_hash in valid
-        else call._replace(submissions=(), refused=(), is_authentic=False)
+        call if _is_authentic(call, valid) else call._replace(submissions=(), refused=(), is_authentic=False)
         for call in calls
     ]
+
+
+def _is_authentic(call: ExchangeCall, valid: ValidCredentials) -> bool:
+    """Return whether the token is valid, and a certificate is of no other region. Without a token it is of this one."""
+    regions = {valid.regions[name] for name in call.names if name in valid.regions}
+    if call.token_hash is not None:
+        return call.token_hash in valid.tokens and regions <= {call.region}
+    return not call.names or regions == {call.region}
 
 
 class Classified(NamedTuple):

@@ -8,6 +8,7 @@ from coordinator.database.connection import Connection
 from coordinator.database.expect import expect_rows
 from coordinator.exchange.rules.decision import BookedReport
 from coordinator.exchange.rules.settlement import EpochState, Lane
+from coordinator.exchange.rules.submissions import ValidCredentials
 from coordinator.exchange.statements.recordsets import recordset
 from coordinator.limits.in_force import Documents
 from coordinator.limits.read_catalogue import CATALOGUE, arguments_of_catalogue, catalogue_of_row
@@ -33,7 +34,7 @@ class LockedLanes(NamedTuple):
 
     lanes: dict[tuple[int, int], Lane]  # those that were issued to their region, by (epoch, lane)
     catalogue: Catalogue
-    valid_tokens: frozenset[bytes]  # those of the hashes that belong to a token that is not revoked
+    valid: ValidCredentials
 
 
 async def lock_lanes_and_read_catalogue(
@@ -42,19 +43,21 @@ async def lock_lanes_and_read_catalogue(
     names: Collection[LaneName],
     quotas: Collection[str],
     token_hashes: Collection[bytes],
+    identities: Collection[str],
     now: datetime,
 ) -> LockedLanes:
-    """Lock lanes, read what is in force, and confirm tokens, in one statement.
+    """Lock lanes, read what is in force, and confirm tokens and certificates, in one statement.
 
     A lane of another region is not even waited for.
     """
     wanted = recordset([name._asdict() for name in names])
-    arguments = *arguments_of_catalogue(quotas, now), wanted, token_hashes
+    arguments = *arguments_of_catalogue(quotas, now), wanted, token_hashes, identities
     row = await connection.fetchrow(_LANES_AND_CATALOGUE, *arguments)
     assert row is not None
     lanes = {(each[0], each[1]): _lane_of(each) for each in row["locked"] or ()}
     catalogue = await catalogue_of_row(connection, documents, row, quotas)
-    return LockedLanes(lanes, catalogue, frozenset(row["valid_tokens"] or ()))
+    regions = dict(row["valid_identities"] or ())
+    return LockedLanes(lanes, catalogue, ValidCredentials(frozenset(row["valid_tokens"] or ()), regions))
 
 
 def _lane_of(columns: Sequence[Any]) -> Lane:
@@ -121,6 +124,7 @@ WITH locked AS MATERIALIZED (
 )
 SELECT (SELECT array_agg(locked) FROM locked) AS locked,
     (SELECT array_agg(hash) FROM token WHERE hash = ANY ($5::bytea[]) AND revoked_at IS NULL) AS valid_tokens,
+    (SELECT array_agg((identity, region)) FROM region_identity WHERE identity = ANY ($6::text[])) AS valid_identities,
     catalogue.* FROM ("""
 _LANES_AND_CATALOGUE = _LOCK_LANES + CATALOGUE + ") AS catalogue"
 SHARE_EPOCHS = """

@@ -75,6 +75,25 @@ def put_region(
     cli.render(cli.put(f"/v1/regions/{segment(name)}", {"weight": weight}), REGION)
 
 
+@api_command(region, scope="admin", name="identities", changes=True)
+def put_identities(
+    cli: Cli,
+    name: RegionName,
+    identities: Annotated[
+        list[str] | None, typer.Argument(metavar="[IDENTITY...]", help="URIs or host names in client certificates.")
+    ] = None,
+    none: Annotated[bool, typer.Option("--none", help="Remove all identities of the region.")] = False,
+) -> None:
+    """Set which client certificates agents of a region may show instead of a token. Others are removed.
+
+    Example: leasehold region identities us-east spiffe://example.org/leasehold/us-east
+    """
+    if bool(identities) == none:
+        fail("name the identities of the region, or --none")
+    found = cli.put(f"/v1/regions/{segment(name)}/identities", {"identities": identities or []})
+    cli.render([{"identity": each} for each in found["identities"]], fields("identity"))
+
+
 def _faults(region: dict[str, Any]) -> str:
     faults = ["two stores answer under its name"] if region["split_brain"] else []
     faults += [f"{region['regressed_lanes']} lanes stand"] if region["regressed_lanes"] else []

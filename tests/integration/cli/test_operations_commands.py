@@ -91,6 +91,14 @@ async def test_a_region_is_shown_with_when_it_was_last_heard(shell: Shell, world
     assert (await shell.json("region", "show", "us-east"))["last_seen_at"]
 
 
+async def test_identities_of_a_region_are_set_shown_and_removed(shell: Shell) -> None:
+    identity = "spiffe://example.org/leasehold/us-east"
+    assert identity in await shell.output("region", "identities", "us-east", identity)
+    assert identity in await shell.output("region", "show", "us-east")
+    await shell.output("region", "identities", "us-east", "--none")
+    assert (await shell.json("region", "show", "us-east"))["identities"] == []
+
+
 async def test_the_balance_of_a_period_is_shown_and_verified(shell: Shell, world: World) -> None:
     agent = await world.agent("us-east")
     await agent.check(cost=3)

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from structlog.testing import capture_logs
 
-from tests.certificates import Authority
+from tests.certificates import LOOPBACK, Authority
 from tests.integration.web.conftest import MAX_HEADER_BYTES, Gate, make_app, serving
 from tests.waiting import BOUND_S, attempts, until
 from web.bodies import reply
@@ -135,15 +135,15 @@ async def test_an_endpoint_sees_the_certificate_of_its_client(gate: Gate, tmp_pa
     @app.get("/shown")
     async def shown(request: Request) -> Response:
         certificate = request.state.client_certificate
-        return reply(None if certificate is None else {"uris": certificate.uris, "valid": certificate.is_valid_now})
+        return reply(None if certificate is None else {"names": certificate.names, "valid": certificate.is_valid_now})
 
     authority = Authority(tmp_path)
     files = authority.files("server")
     async with served(app, files, requires_client_certificate=False) as (address, _):
-        named = authority.files("client", uris=(SPIFFE, "https://example.org"))
+        named = authority.files("client", hosts=(LOOPBACK, "Agent.example"), uris=(SPIFFE, "tag:example.org"))
         answer = (await get(address, named, "/shown")).json()
-        assert answer == {"uris": [SPIFFE, "https://example.org"], "valid": True}
-        assert (await get(address, authority.files("client"), "/shown")).json() == {"uris": [], "valid": True}
+        assert answer == {"names": ["agent.example", SPIFFE], "valid": True}
+        assert (await get(address, authority.files("client"), "/shown")).json() == {"names": [], "valid": True}
         assert (await get(address, TlsFiles(authority.file), "/shown")).json() is None
     async with serving(app) as address, httpx.AsyncClient() as client:
         assert (await client.get(f"{address}/shown")).json() is None

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from coordinator.access.authenticate import Caller
+from coordinator.access.authenticate import Caller, Credential
 from coordinator.main import create_app
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
@@ -39,14 +39,14 @@ async def revoke(agent_harness: AgentHarness, region: str) -> None:
     await agent_harness.owner.execute("UPDATE token SET revoked_at = now() WHERE $1 = ANY (scopes)", scope)
 
 
-def look_ups(agent_harness: AgentHarness, monkeypatch: pytest.MonkeyPatch) -> list[Collection[bytes]]:
+def look_ups(agent_harness: AgentHarness, monkeypatch: pytest.MonkeyPatch) -> list[Collection[Credential]]:
     """Return a list to which each look-up of tokens is added from now on."""
-    callers, noted = agent_harness.app.state.coordinator.callers, list[Collection[bytes]]()
+    callers, noted = agent_harness.app.state.coordinator.callers, list[Collection[Credential]]()
     look_up = callers._look_up
 
-    async def note(token_hashes: Collection[bytes]) -> Mapping[bytes, Caller]:
-        noted.append(token_hashes)
-        found: Mapping[bytes, Caller] = await look_up(token_hashes)
+    async def note(credentials: Collection[Credential]) -> Mapping[Credential, Caller]:
+        noted.append(credentials)
+        found: Mapping[Credential, Caller] = await look_up(credentials)
         return found
 
     monkeypatch.setattr(callers, "_look_up", note)

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.anyio
 # A valid row of each table, as SQL. `{}` in a trial's change is SQL as well.
 ROWS: dict[str, dict[str, str]] = {
     "region": {"name": "'s'", "created_at": "now()"},
+    "region_identity": {"identity": "'a.example'", "region": "'r'", "created_at": "now()"},
     "region_epoch": {"epoch": "2", "region": "'r'", "nonce": "'m'", "fingerprint": "'f'", "lanes": "4"}
     | {"state": "'fenced'", "opened_at": "now()"},
     "lane": {"epoch": "1", "lane": "1", "head": "''"},
@@ -292,6 +293,9 @@ TRIALS: dict[str, Trial] = {
     "region_last_seen_region_fkey": Trial(
         "region_last_seen", ["INSERT INTO region_last_seen VALUES ('nowhere', now())"]
     ),
+    "region_identity_is_short": wrong("region_identity", identity="repeat('x', 1001)"),
+    "region_identity_pkey": twice("region_identity"),
+    "region_identity_region_fkey": wrong("region_identity", region="'nowhere'"),
     "region_agent_pkey": Trial("region_agent", [row("region"), *[AGENT.format("r")] * 2]),
     "region_agent_region_fkey": Trial("region_agent", [AGENT.format("nowhere")]),
     "installation_only_row_check": Trial("installation", [f"INSERT INTO installation VALUES (false, {INSTALLED})"]),
@@ -691,6 +695,7 @@ MAY = {
     "installation": "arw",
     "region_last_seen": "arw",
     "region_agent": "adrw",
+    "region_identity": "adr",
     "pool": "arw",
     "position_gate": "rW",  # has no columns and no rows: the right to lock it
     "quarantine": "ar",

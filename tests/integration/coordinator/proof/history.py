@@ -13,6 +13,7 @@ from coordinator.access.issue_token import issue_token
 from coordinator.access.jwt_callers import identity_id, note_identity
 from coordinator.access.revoke_token import revoke_token
 from coordinator.exchange.expire_leases import expire_leases
+from coordinator.regions.put_identities import put_identities
 from tests.integration.coordinator.admin_harness import DOCUMENT, AdminHarness, Region, Used, open_region, sealed
 from tests.integration.coordinator.fixtures import put_off
 from web.credentials.jwt_claims import JwtIdentity
@@ -167,3 +168,5 @@ async def _change_tokens(history: History) -> None:
     for name in ("Ada", "Ada Lovelace"):
         ada = JwtIdentity("https://login.example.com", "ada", name, frozenset(), 0.0)
         await note_identity(owner, identity_id(ada.issuer, ada.subject), ada, now)
+    async with owner.transaction():
+        await put_identities(owner, "us-east", ["spiffe://example.org/us-east"], None, now)

@@ -294,6 +294,17 @@ DECIDED = {
     "identity_is_somebody_else": Case(
         "UPDATE identity SET subject = 'grace'", FaultKind.IDENTITY_CHANGED, table="identity", seal=4
     ),
+    "region_identity_of_another_region": Case(
+        "UPDATE region_identity SET region = 'eu-west'",
+        FaultKind.REGION_IDENTITY_CHANGED,
+        table="region_identity",
+        seal=4,
+    ),
+    "region_identity_invented": Case(
+        "INSERT INTO region_identity VALUES ('thief.example.org', 'us-east', now())",
+        FaultKind.REGION_IDENTITY_CHANGED,
+        table="region_identity",
+    ),
     "identity_deleted": Case("DELETE FROM identity", FaultKind.IDENTITY_CHANGED, table="identity", seal=4),
     "token_invented": Case(
         "INSERT INTO token VALUES (gen_random_uuid(), '\\x00', '{admin}', '', now())",

@@ -119,7 +119,9 @@ async def test_a_regions_token_changes_without_a_refused_exchange(world: World, 
         async with connected(world.database) as owner:
             issued = await issue_token(owner, ["region:us-east"], "the next", datetime.now(UTC))
             file.write_text(issued.token)
-            await until(lambda: agent.whole.settings.coordinator_token.get_secret_value() == issued.token)
+            token = agent.whole.settings.coordinator_token
+            assert token is not None
+            await until(lambda: token.get_secret_value() == issued.token)
             old = await owner.fetchval("SELECT id FROM token WHERE scopes = '{region:us-east}' AND id <> $1", issued.id)
             assert await revoke_token(owner, old, datetime.now(UTC))
         for _ in range(5):

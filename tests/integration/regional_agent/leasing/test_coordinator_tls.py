@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from time import time
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.certificates import DAY, Authority
 from tests.integration.regional_agent.world import World, another_coordinator, running
 from tests.waiting import attempts, until
+from web.tls import context as context_module
 from web.tls.context import TlsFiles
 
 pytestmark = pytest.mark.anyio
@@ -36,6 +38,31 @@ async def test_an_agent_works_over_tls_and_shows_when_its_certificate_ends(world
         assert (certificate["use"], certificate["fault"]) == ("coordinator", None)
         assert (status["coordinators"], status["status"]) == ([{"url": url, "in_use": True, "fault": None}], "ready")
         await world.agents.aclose()
+
+
+async def test_an_agent_needs_no_token_if_its_certificate_is_an_identity_of_its_region(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its certificate expires on open connections, and its next calls show the one that has replaced it."""
+    monkeypatch.setattr(context_module, "REREAD_S", 0)
+    authority, identity = Authority(tmp_path), "spiffe://example.org/us-east"
+    async with another_coordinator(world.database, clock_limit_ms=0, **as_server(authority.files("server"))) as url:
+        body = {"identities": [identity]}
+        assert (await world.admin.put("/v1/regions/us-east/identities", json=body)).is_success
+        files = as_client(authority.files("agent", hosts=(), uris=(identity,), ends_in=10 * DAY))
+        agent = await world.agent(coordinator_url=url, coordinator_token=None, **files)
+        await agent.lease(10)
+        authority.issue("agent", hosts=(), uris=(identity,))
+        now_s = time()
+        monkeypatch.setattr("web.tls.peers.time", lambda: now_s + 20 * DAY.total_seconds())
+        await agent.lease(30)
+        assert (await agent.http.get("/readyz")).json()["status"] == "ready"
+        await world.agents.aclose()
+
+
+async def test_an_agent_without_a_token_and_without_a_certificate_does_not_start(world: World) -> None:
+    with pytest.raises(ValueError, match="LEASEHOLD_AGENT_COORDINATOR_TOKEN is not set"):
+        world.settings("us-east", coordinator_token=None)
 
 
 def without_certificate(good: Authority, _: Authority) -> TlsFiles:

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from coordinator.access import callers as module
-from coordinator.access.authenticate import Caller
+from coordinator.access.authenticate import Caller, Credential
 from coordinator.access.callers import Callers
 from coordinator.outages import DatabaseUnavailable
 
@@ -19,14 +19,14 @@ class Tokens:
     """A look-up that starts at once and returns when the test releases it."""
 
     def __init__(self) -> None:
-        self.known = {b"a": KNOWN, b"b": KNOWN}
-        self.look_ups: list[list[bytes]] = []
+        self.known: dict[Credential, Caller] = {b"a": KNOWN, b"b": KNOWN}
+        self.look_ups: list[list[Credential]] = []
         self.gate = asyncio.Event()
         self.fails = False
 
-    async def look_up(self, token_hashes: Collection[bytes]) -> Mapping[bytes, Caller]:
-        self.look_ups.append(sorted(token_hashes))
-        found = {each: self.known[each] for each in token_hashes if each in self.known}
+    async def look_up(self, credentials: Collection[Credential]) -> Mapping[Credential, Caller]:
+        self.look_ups.append(sorted(credentials, key=str))
+        found = {each: self.known[each] for each in credentials if each in self.known}
         await self.gate.wait()
         if self.fails:
             raise DatabaseUnavailable
