@@ -35,6 +35,10 @@ MAX_PERCENT = 1000
 SUBJECT_FIELDS = ("tenant", "user", "api_key", "ip", "ip_prefix", "route", "method", "route_class", "plan")
 LABEL_PREFIX = "labels."
 MAX_LABEL_VALUES = 100  # of a label that a policy matches
+# The fields that an entry of an Envoy descriptor may become; also labels.
+ENTRY_FIELDS = ("tenant", "user", "api_key", "ip", "route", "method")
+MAX_DOMAINS = 100
+MAX_ENTRY_KEYS = 100  # of a domain
 # The dimensions that usage may have besides quota, region and policy; also labels.
 USAGE_FIELDS = ("api_key", "route_class")
 OTHER_CLASSES = "*"  # in a cost table: all route classes that it does not name
@@ -243,6 +247,27 @@ class DecisionLogRules(DocumentPart, frozen=True):
     keys: LoggedKeys = LoggedKeys.HASHED
 
 
+class LimitOverrides(StrEnum):
+    """What an agent does with a limit that Envoy sends in a descriptor (`limit_override`)."""
+
+    REFUSE = "refuse"  # the request, by name
+    HONOUR = "honour"  # it takes the place of the limit of each rate that the descriptor meets
+
+
+class EnvoyDomain(DocumentPart, frozen=True):
+    """How the descriptors of one domain are read, see protocol/limits/descriptors.py."""
+
+    entries: Annotated[dict[str, str], Meta(max_length=MAX_ENTRY_KEYS)] = {}  # a subject's field by the key of an entry
+    response_headers: bool = True  # RateLimit, X-RateLimit and Retry-After, which Envoy adds to its response
+    limit_overrides: LimitOverrides = LimitOverrides.REFUSE
+
+
+class EnvoyRules(DocumentPart, frozen=True):
+    """How agents read the descriptors of Envoy. A domain that is not named here has the defaults."""
+
+    domains: Annotated[dict[str, EnvoyDomain], Meta(max_length=MAX_DOMAINS)] = {}
+
+
 class LimitsDocument(DocumentPart, frozen=True):
     quotas: Annotated[list[Quota], Meta(max_length=MAX_QUOTAS)] = []
     policies: Annotated[list[PolicySpec], Meta(max_length=MAX_POLICIES)] = []
@@ -255,6 +280,7 @@ class LimitsDocument(DocumentPart, frozen=True):
     examples: Annotated[list[ExampleRequest], Meta(max_length=MAX_EXAMPLES)] = []
     # Left out where it is not set: agents and coordinators of the release before do not know it.
     decisions: DecisionLogRules | UnsetType = UNSET
+    envoy: EnvoyRules | UnsetType = UNSET
 
 
 class OverrideTerm(Struct, frozen=True, kw_only=True):
@@ -366,6 +392,10 @@ def mode_of(quota: Quota | None) -> Mode:
 
 def logging_rules_of(document: LimitsDocument) -> DecisionLogRules:
     return document.decisions or DecisionLogRules()
+
+
+def envoy_rules_of(document: LimitsDocument) -> EnvoyRules:
+    return document.envoy or EnvoyRules()
 
 
 def samples_of(document: LimitsDocument) -> dict[str, float]:

@@ -16,6 +16,7 @@ from protocol.limits.document import (
     ALL,
     DEFAULT_HORIZON,
     DEFAULT_REPORT_WITHIN,
+    ENTRY_FIELDS,
     HARD,
     LABEL_PREFIX,
     LONGEST_REPORT_WITHIN_MS,
@@ -45,6 +46,7 @@ from protocol.limits.document import (
     RouteRules,
     StoreFailure,
     as_list,
+    envoy_rules_of,
     is_label,
     logging_rules_of,
     parse_portion,
@@ -83,7 +85,21 @@ def faults_of(document: LimitsDocument) -> list[DocumentFault]:
         ),
         *_faults_of_shadows(document),
         *_faults_of_decision_log(document),
+        *_faults_of_envoy(document),
     ]
+
+
+def _faults_of_envoy(document: LimitsDocument) -> Iterator[DocumentFault]:
+    for domain, rules in envoy_rules_of(document).domains.items():
+        where = f"envoy.domains.{domain}"
+        if not 1 <= len(domain) <= MAX_VALUE_LENGTH:
+            yield DocumentFault(where, "length", f"a domain has 1 to {MAX_VALUE_LENGTH} characters")
+        for key, field in rules.entries.items():
+            if not key:
+                yield DocumentFault(f"{where}.entries", "required", "the key of an entry has at least one character")
+            if field not in ENTRY_FIELDS and not is_label(field):
+                known = f"{', '.join(ENTRY_FIELDS)}, nor a label such as labels.model"
+                yield DocumentFault(f"{where}.entries.{key}", "known", f"{field!r} is none of {known}")
 
 
 def _faults_of_decision_log(document: LimitsDocument) -> Iterator[DocumentFault]:
