@@ -62,7 +62,7 @@ from web.serving import serve
 from web.settings import load_settings, variable_of
 from web.tls.certificates import Certificates
 from web.tls.context import ReloadedContext
-from web.tls.handshakes import serving_context
+from web.tls.handshakes import FailedHandshakes, serving_context
 
 ROUTERS = (
     health_routes.router,
@@ -161,7 +161,7 @@ def _serving_context(settings: CoordinatorSettings, metrics: CoordinatorMetrics)
     return serving_context(
         settings.server_files(),
         requires_client_certificate=settings.tls_require_client_cert,
-        registry=metrics.registry,
+        handshakes=FailedHandshakes(metrics.registry),
     )
 
 

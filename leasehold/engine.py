@@ -59,7 +59,7 @@ class Engine(AsyncLimiter):
 
     def __init__(self, settings: AgentSettings | None = None) -> None:
         self.region = RegionalAgent(settings or load_settings(AgentSettings), SystemClock())
-        self._plans: CheckCache[tuple[object, ...]] = CheckCache(self.region.admission)
+        self._plans: CheckCache[tuple[object, ...], CheckPlan] = CheckCache(self.region.admission)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import uvloop
 from fastapi import FastAPI
@@ -13,6 +14,7 @@ from protocol.clock import Clock, SystemClock
 from protocol.compatibility.releases import RELEASE
 from protocol.diagnosis.checks import UnknownSetting, unknown_settings
 from regional_agent.agent import RegionalAgent
+from regional_agent.envoy.services import serving_grpc
 from regional_agent.http import routes as http_routes
 from regional_agent.http.callers import CallerRules
 from regional_agent.http.fast_path import FastPath, fast_protocol
@@ -36,14 +38,20 @@ def create_app(
     clock: Clock | None = None,
     worker: Worker | None = None,
     unknown: Sequence[UnknownSetting] = (),
+    grpc: Listener | None = None,
 ) -> FastAPI:
+    """Return the app of an agent. Its lifespan serves gRPC as well, on the socket `grpc`."""
     region = RegionalAgent(settings, clock or SystemClock(), unknown)
     workers, callers = Workers(region, worker), CallerRules(settings, region.jwt_verifier)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with workers.beating(), region.running(), workers.running(), callers.following_files():
-            yield
+            if grpc is None:
+                yield
+                return
+            async with serving_grpc(grpc, region, callers, app.state.connection_limits, workers.are_ready):
+                yield
 
     app = FastAPI(
         title="Leasehold agent",
@@ -79,11 +87,13 @@ def run(workers: int | None = None) -> None:
     typed = {} if workers is None else {variable_of(AgentSettings, "workers"): str(workers)}
     settings = load_settings(AgentSettings, os.environ | typed)
     configure_logging("agent", settings.log_level)
-    with listening(settings.host, settings.port, settings.uds) as listener:
+    with ExitStack() as sockets:
+        http = sockets.enter_context(listening(settings.host, settings.port, settings.uds))
+        grpc = sockets.enter_context(listening(*settings.grpc_address)) if settings.has_grpc else None
         if settings.workers == 1:
-            _serve(settings, listener)
+            _serve(settings, Listeners(http, grpc))
         else:
-            _supervise(settings, listener)
+            _supervise(settings, Listeners(http, grpc))
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[UnknownSetting]:
@@ -92,23 +102,30 @@ def unknown_variables(environ: Mapping[str, str]) -> list[UnknownSetting]:
     return unknown_settings(environ, variable_of(AgentSettings, ""), known, OF_COMMANDS)
 
 
-def _supervise(settings: AgentSettings, listener: Listener) -> None:
+class Listeners(NamedTuple):
+    """The sockets of an agent, which its workers share."""
+
+    http: Listener
+    grpc: Listener | None
+
+
+def _supervise(settings: AgentSettings, listeners: Listeners) -> None:
     with TemporaryDirectory(prefix="leasehold-agent-") as directory:
 
         def work(number: int, beat: Beat) -> None:
             named = settings.model_copy(update={"name": f"{settings.name}-{number}"})
-            _serve(named, listener, Worker(number, settings.workers, Path(directory), beat))
+            _serve(named, listeners, Worker(number, settings.workers, Path(directory), beat))
 
         if not supervise(settings.workers, work):
             raise SystemExit(1)
 
 
-def _serve(settings: AgentSettings, listener: Listener, worker: Worker | None = None) -> None:
-    app = create_app(settings, worker=worker, unknown=unknown_variables(os.environ))
+def _serve(settings: AgentSettings, listeners: Listeners, worker: Worker | None = None) -> None:
+    app = create_app(settings, worker=worker, unknown=unknown_variables(os.environ), grpc=listeners.grpc)
     protocol = fast_protocol(app.state.fast_path)
     lame_duck = LameDuck(settings.lame_duck_ms / 1000, app.state.region.health.shut_down)
     serving = serve_on(
-        listener,
+        listeners.http,
         app,
         protocol=protocol,
         max_header_bytes=settings.max_header_bytes,

@@ -126,6 +126,29 @@ class AgentSettings(JwtSettings):
     uds: str | None = Field(
         default=None, examples=["/run/leasehold/agent.sock"], description="Unix socket to listen on instead."
     )
+    grpc_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        examples=[8412],
+        description=(
+            "Port of the gRPC door, at which Envoy asks for its requests; without it there is none. It needs the extra "
+            "`leasehold[envoy]`. Tokens and TLS files are those of the HTTP API."
+        ),
+    )
+    grpc_host: str | None = Field(
+        default=None, min_length=1, examples=["127.0.0.1"], description="Address of the gRPC door. Defaults to `HOST`."
+    )
+    grpc_max_streams: int = Field(
+        default=1_000,
+        ge=1,
+        le=1_000_000,
+        examples=[1_000],
+        description="Calls that one connection of the gRPC door may have under way.",
+    )
+    grpc_max_message_bytes: int = Field(
+        default=256 * 1024, ge=1024, le=64 * 1024 * 1024, examples=[262_144], description="Largest message of gRPC."
+    )
     tls_cert_file: CertFile = None
     tls_key_file: KeyFile = None
     tls_client_ca_file: ClientCaFile = None
@@ -385,13 +408,26 @@ class AgentSettings(JwtSettings):
 
     @model_validator(mode="after")
     def _requires_a_token_elsewhere(self) -> Self:
-        is_protected = self.service_token is not None or bool(self.jwt_issuer)
-        if not is_protected and self.uds is None and not is_loopback(self.host):
-            raise ValueError(
-                "LEASEHOLD_AGENT_SERVICE_TOKEN is not set, and LEASEHOLD_AGENT_HOST is not loopback: an agent that"
-                " others can reach asks them for a token. Example: LEASEHOLD_AGENT_SERVICE_TOKEN=<a long random text>"
-            )
+        if self.service_token is not None or self.jwt_issuer:
+            return self
+        hosts = {"HOST": None if self.uds else self.host, "GRPC_HOST": self.grpc_address[0] if self.has_grpc else None}
+        for name, host in hosts.items():
+            if host is not None and not is_loopback(host):
+                raise ValueError(
+                    f"LEASEHOLD_AGENT_SERVICE_TOKEN is not set, and LEASEHOLD_AGENT_{name} is not loopback: an agent"
+                    " that others can reach asks them for a token. Example:"
+                    " LEASEHOLD_AGENT_SERVICE_TOKEN=<a long random text>"
+                )
         return self
+
+    @property
+    def has_grpc(self) -> bool:
+        return self.grpc_port is not None
+
+    @property
+    def grpc_address(self) -> tuple[str, int]:
+        """Return where the gRPC door listens, if there is one."""
+        return self.grpc_host or self.host, self.grpc_port or 0
 
 
 def tokens_in(secret: SecretStr | None) -> list[str]:

@@ -134,9 +134,13 @@ def collect_garbage_rarely() -> None:
     gc.set_threshold(GARBAGE_AFTER)
 
 
+def log_listening(address: str) -> None:
+    _log.info("listening", address=address, pid=os.getpid())
+
+
 def _announcer(address: str, on_listening: Callable[[str], None] | None) -> Callable[[], None]:
     def announce() -> None:
-        _log.info("listening", address=address, pid=os.getpid())
+        log_listening(address)
         if on_listening is not None:
             on_listening(address)
 

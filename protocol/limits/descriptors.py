@@ -4,15 +4,15 @@ A descriptor is a list of entries, each a key with a value; a bucket id of RLQS 
 field of the subject: the one that the document names for its key, else the usual one, else a label. No value that a
 client can choose makes a descriptor unreadable, because most proxies admit what their rate limit service refuses:
 
-* the key of an entry becomes the name of a label in lower case, with `_` for each other character, `x_` in front of what
-  does not begin with a letter, and 32 characters at most;
-* an entry whose field is taken becomes a label of its key, and if that is taken too, one with `_2`, `_3` and so on;
+* the key of an entry becomes the name of a label in lower case, with `_` for each other character, with `x_` in front if
+  it does not begin with a letter, and with 32 characters at most;
+* an entry whose field is taken becomes a label of its key, or, if that is taken too, with `_2`, `_3` and so on;
 * an empty value is `-`, and characters that do not print are percent-encoded;
-* a value that is too long for its field ends in `~` and 16 digits of its SHA-256, so that different values stay different;
+* a value that is too long for its field ends in `~` and 16 digits of its SHA-256, so that it differs from others;
 * of an `ip` the prefix length is left out, and what is no address is `0.0.0.0`: such requests share one quota.
 
-Two labels are always there: `domain`, and `descriptor`, which has the keys of all entries in their order (`tenant.path`).
-A policy that matches both applies to exactly these descriptors, as a rule of envoyproxy/ratelimit does.
+Two labels are always there: `domain`, and `descriptor`, which has the keys of all entries in order (`tenant.path`). A
+policy that matches both applies to exactly these descriptors, as a rule of envoyproxy/ratelimit does.
 """
 
 import hashlib

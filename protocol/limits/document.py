@@ -259,6 +259,7 @@ class EnvoyDomain(DocumentPart, frozen=True):
 
     entries: Annotated[dict[str, str], Meta(max_length=MAX_ENTRY_KEYS)] = {}  # a subject's field by the key of an entry
     response_headers: bool = True  # RateLimit, X-RateLimit and Retry-After, which Envoy adds to its response
+    response_body: bool = False  # of a denied request: the problem document that the agent's HTTP API answers
     limit_overrides: LimitOverrides = LimitOverrides.REFUSE
 
 

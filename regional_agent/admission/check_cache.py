@@ -14,15 +14,16 @@ from regional_agent.admission.rules.generational_cache import GenerationalCache
 MAX_PLANS = 4_096
 
 K = TypeVar("K", bound=Hashable)
+P = TypeVar("P", bound=CheckPlan)
 
 
-class CheckCache(Generic[K]):
+class CheckCache(Generic[K, P]):
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        self._plans: GenerationalCache[K, CheckPlan] = GenerationalCache(MAX_PLANS)
+        self._plans: GenerationalCache[K, P] = GenerationalCache(MAX_PLANS)
         self._valid_under: Policies | None = None
 
-    def find(self, check: K) -> CheckPlan | None:
+    def find(self, check: K) -> P | None:
         if self._valid_under is not self._admission.policies:
             self._valid_under = self._admission.policies
             self._plans.clear()
@@ -33,7 +34,7 @@ class CheckCache(Generic[K]):
                     return None
         return plan
 
-    def keep(self, check: K, plan: CheckPlan) -> None:
+    def keep(self, check: K, plan: P) -> None:
         """Keep the plan of a check that was not found. One with an operation, or of a blocked subject, is not kept."""
         if plan.is_cacheable:
             self._plans.put(check, plan)

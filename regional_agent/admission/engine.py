@@ -68,7 +68,7 @@ class Admission(Protocol):
     def policies(self) -> Policies | None: ...
     @property
     def blocks(self) -> Blocks | None: ...
-    def plan_check(self, check: Check) -> CheckPlan: ...
+    def plan_check(self, check: Check, *, may_lack_fields: bool = False) -> CheckPlan: ...
     def decide_locally(self, plan: CheckPlan, /) -> Verdict | Exception | None: ...
     def decide_in_store(self, plan: CheckPlan, caller: Caller, times: int = 1) -> None: ...
     def submit(self, plan: CheckPlan, caller: Caller, times: int = 1) -> None: ...
@@ -118,9 +118,12 @@ class AdmissionEngine:
 
     # --- plans --------------------------------------------------------------------------------------------------------
 
-    def plan_check(self, check: Check) -> CheckPlan:
-        """Raises NoPoliciesYet, InvalidField, UnknownSubjectField or HoldNeeded; nothing is consumed then."""
-        plan = self._plan(check)
+    def plan_check(self, check: Check, *, may_lack_fields: bool = False) -> CheckPlan:
+        """Raises NoPoliciesYet, InvalidField, UnknownSubjectField or HoldNeeded; nothing is consumed then.
+
+        A subject that `may_lack_fields` does not meet policies that count by a field which it lacks.
+        """
+        plan = self._plan(check, may_lack_fields=may_lack_fields)
         require_no_slots(plan, check.mode)
         return plan
 
@@ -128,16 +131,21 @@ class AdmissionEngine:
         check = Check(subject=hold.subject, costs=hold.costs, operation_id=hold.operation_id)
         return as_hold(self._plan(check), hold)
 
-    def _plan(self, check: Check) -> CheckPlan:
+    def _plan(self, check: Check, *, may_lack_fields: bool = False) -> CheckPlan:
         if self.policies is None:
             raise NoPoliciesYet
         subject = fields_of(check.subject)
         if check.mode not in BEYOND_LIMITS and (blocked := self._find_block(subject)) is not None:
             return plan_blocked(check, subject, blocked)
-        return plan_request(self.policies, check, subject, self._adjust_ceiling)
+        return plan_request(self.policies, check, subject, self._adjust_ceiling, may_lack_fields=may_lack_fields)
 
     def _find_block(self, subject: Subject) -> Blocked | None:
         return self.blocks.find(subject, self._clock.monotonic_ms()) if self.blocks else None
+
+    def _find_block_of(self, plan: CheckPlan) -> Blocked | None:
+        if not plan.parts:
+            return self._find_block(plan.subject)
+        return next((found for subject in plan.parts if (found := self._find_block(subject)) is not None), None)
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 
@@ -161,7 +169,7 @@ class AdmissionEngine:
         """Return a verdict that needs no call of the store; None if it needs one, and so does the same plan next."""
         request, policy_charges = plan.request, plan.policy_charges
         if plan.blocked or (self.blocks and request.mode not in BEYOND_LIMITS):
-            blocked = plan.blocked or self._find_block(plan.subject)
+            blocked = plan.blocked or self._find_block_of(plan)
             if blocked is not None:
                 return self._blocked_verdict(plan, blocked)
         if request.operation is not None:

@@ -47,6 +47,7 @@ class CheckPlan(Struct, frozen=True, eq=False, gc=False):
     hold_ms: int | None = None  # of a hold: how long it lasts
     sibling_holds: tuple[HoldId, ...] = ()  # what is set aside for the same request in other cells
     is_subrequest: bool = False  # one cell's part of a request over several cells, whose answer is not known yet
+    parts: tuple[Subject, ...] = ()  # the subjects of several checks in one, whose fields are all in `subject`
 
     @property
     def is_cacheable(self) -> bool:
@@ -63,12 +64,14 @@ def plan_blocked(check: Check, subject: Subject, blocked: Blocked) -> CheckPlan:
     return CheckPlan(subject, [], StoreRequest(check.mode, ()), blocked=blocked)
 
 
-def plan_request(policies: Policies, check: Check, subject: Subject, adjust_ceiling: int) -> CheckPlan:
+def plan_request(
+    policies: Policies, check: Check, subject: Subject, adjust_ceiling: int, *, may_lack_fields: bool = False
+) -> CheckPlan:
     """Raises InvalidField, UnknownSubjectField, InvalidAddress, InvalidSubjectValue or AboveCeiling."""
     costs = check.costs or NO_COSTS
     if costs:
         refuse_unknown_quotas(policies, costs)
-    policy_charges = policies.charges_for(subject, check.cost, costs)
+    policy_charges = policies.charges_for(subject, check.cost, costs, may_lack_fields=may_lack_fields)
     if check.mode == "adjust":
         _refuse_above_ceiling(policy_charges, adjust_ceiling, costs)
     elif check.mode == REFUND:
@@ -83,6 +86,23 @@ def plan_request(policies: Policies, check: Check, subject: Subject, adjust_ceil
     if any(not policy.is_shadow for policy in unlimited):
         return CheckPlan(subject, policy_charges, request, unlimited)
     return CheckPlan(subject, policy_charges, request, unlimited, unmatched=policies.unmatched(subject))
+
+
+def merge_plans(plans: Sequence[CheckPlan]) -> CheckPlan:
+    """Return one plan of several checks of one mode without operations: all of them are admitted, or none is."""
+    first, *others = plans
+    if not others:
+        return first
+    charges = [each for plan in plans for each in plan.policy_charges]
+    return CheckPlan(
+        subject={name: value for plan in reversed(plans) for name, value in plan.subject.items()},
+        policy_charges=charges,
+        request=StoreRequest(first.request.mode, tuple([each.charge for each in charges])),
+        unlimited=tuple(policy for plan in plans for policy in plan.unlimited),
+        blocked=next((plan.blocked for plan in plans if plan.blocked is not None), None),
+        unmatched=next((plan.unmatched for plan in plans if plan.unmatched is not None), None),
+        parts=tuple(plan.subject for plan in plans),
+    )
 
 
 def refuse_unknown_quotas(policies: Policies, costs: Mapping[str, int]) -> None:

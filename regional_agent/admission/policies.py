@@ -27,6 +27,7 @@ from protocol.identifiers import (
     quota_key,
     wider_keys,
 )
+from protocol.limits.descriptors import DescriptorMapping
 from protocol.limits.document import (
     LABEL_PREFIX,
     OTHER_CLASSES,
@@ -46,6 +47,7 @@ from protocol.limits.document import (
     SharedQuota,
     as_list,
     costs_of,
+    envoy_rules_of,
     is_label,
     limit_of,
     limits_of,
@@ -231,6 +233,7 @@ class Policies:
         self._classes = RouteClasses(bundle.document.route_classes, self._normalizer)
         self.unmatched_hazard = hazard_of(_sample_rate(bundle, OTHER_POLICIES))
         self._has_others = bundle.weight < bundle.total_weight
+        self.descriptors = DescriptorMapping(envoy_rules_of(bundle.document))
         self._matches: GenerationalCache[tuple[str, str], RoutePolicies] = GenerationalCache(MAX_ROUTES)
         self._limits: dict[tuple[str, str | None], RegionalLimit] = {}
         self._overrides = self._in_force(age_ms)
@@ -269,9 +272,16 @@ class Policies:
         return RoutePolicies(route_class, found, is_conditional, NORMAL if is_normal else _spelt(route, method))
 
     def charges_for(
-        self, subject: Subject, cost: int | None, costs: Mapping[str, int] = NO_COSTS
+        self,
+        subject: Subject,
+        cost: int | None,
+        costs: Mapping[str, int] = NO_COSTS,
+        *,
+        may_lack_fields: bool = False,
     ) -> list[PolicyCharge]:
         """Return what each policy that the request meets charges. Shadows ignore a subject that they cannot read.
+
+        A subject that `may_lack_fields` does not meet policies that count by a field which it lacks.
 
         `costs` has the units of each quota that it names. Others charge `cost`, or what their policy says.
         Policies whose quota is unlimited for the subject charge nothing: see `unlimited_for`.
@@ -286,7 +296,10 @@ class Policies:
                 charge = self._charge(policy, subject, match.route_class, plan, units)
                 if charge is not None:
                     charges.append(charge)
-            except (UnknownSubjectField, InvalidAddress, InvalidSubjectValue):
+            except UnknownSubjectField:
+                if not (policy.is_shadow or may_lack_fields):
+                    raise
+            except (InvalidAddress, InvalidSubjectValue):
                 if not policy.is_shadow:
                     raise
         return charges
@@ -356,6 +369,22 @@ class Policies:
             self._calendar_window(quota, window_ms) if quota.align is Alignment.CALENDAR else None,
         )
         return PolicyCharge(policy, rate, state, found.units, found.window)
+
+    def with_limit(self, each: PolicyCharge, limit: str) -> PolicyCharge:
+        """Return the charge of a rate under another limit, of which this region has its base share; others as is.
+
+        The demand for such a limit is not known elsewhere, so it is neither shared by demand nor taken in slices.
+        """
+        charge = each.charge
+        if not isinstance(charge, RateCharge) or not isinstance(each.policy.quota, RateQuota):
+            return each
+        found = self._compiled(each.policy.quota, limit)
+        assert isinstance(found.share, Rate)
+        rate_micro, burst, window_ms = found.share
+        charge = replace(
+            charge, rate_micro=rate_micro, burst=burst, window_ms=window_ms, may_slice=False, is_shared=False
+        )
+        return replace(each, charge=charge, limit=found.units, window=found.window)
 
     def _calendar_window(self, quota: RateQuota, window_ms: int) -> CalendarWindow:
         window = self._windows.get((quota.time_zone, window_ms))

@@ -79,8 +79,8 @@ class MultiCellAdmission:
     def blocks(self) -> Blocks | None:
         return self._cells[0].admission.blocks
 
-    def plan_check(self, check: Check) -> CheckPlan:
-        return self._cells[0].admission.plan_check(check)
+    def plan_check(self, check: Check, *, may_lack_fields: bool = False) -> CheckPlan:
+        return self._cells[0].admission.plan_check(check, may_lack_fields=may_lack_fields)
 
     async def decide(self, check: Check) -> Verdict:
         return await verdict_on(self, self.plan_check(check))

@@ -27,7 +27,7 @@ from regional_agent.settings import ADJUST_SCOPE, CHECK_SCOPE, SERVICE_SCOPES, A
 from web.credentials.file_secret import READ_EVERY_S
 from web.credentials.verify_jwt import JwtVerifier, is_jwt
 from web.problems import Problem
-from web.tokens import bearer_token, is_one_of, token_hash, token_in
+from web.tokens import is_one_of, token_hash, token_in
 
 Hashes = tuple[bytes, ...]
 
@@ -46,7 +46,7 @@ class CallerRules:
         self._settings = settings
         self._service_tokens, self._adjust_tokens = self._read_tokens()
         self._jwt_verifier = jwt_verifier
-        self.on_change: Callable[[], None] = lambda: None  # called when other callers are accepted than before
+        self.on_change: list[Callable[[], None]] = []  # called when other callers are accepted than before
         if jwt_verifier is not None:
             jwt_verifier.on_forgotten = self._note_change
         # No browser reaches a unix socket, and clients name any host there.
@@ -88,12 +88,24 @@ class CallerRules:
 
     async def admit(self, request: Request) -> None:
         """Verify the JWT of a request, if it has one. Raise the Problem that refuses the caller, if any."""
-        token = bearer_token(request)
-        if self._jwt_verifier is not None and token is not None and is_jwt(token):
-            await self._jwt_verifier.verify(token)
+        await self.verify(request.headers.getlist("authorization"))
         found = self._permission_of(request)
         if isinstance(found, Problem):
             raise found
+
+    def may_become_known(self, authorization: Sequence[str]) -> bool:
+        """Return whether `verify` may accept a caller that is refused now: it has a JWT, which is not known yet."""
+        return self._jwt_in(authorization) is not None
+
+    async def verify(self, authorization: Sequence[str]) -> None:
+        """Verify the JWT of a request, if it has one. Raises Problem."""
+        token = self._jwt_in(authorization)
+        if token is not None and self._jwt_verifier is not None:
+            await self._jwt_verifier.verify(token)
+
+    def _jwt_in(self, authorization: Sequence[str]) -> str | None:
+        token = token_in(authorization[0]) if self._jwt_verifier is not None and len(authorization) == 1 else None
+        return token if token is not None and is_jwt(token) else None
 
     def _permission_of(self, request: Request) -> Permission | Problem:
         return self.permission(*(request.headers.getlist(name) for name in ("authorization", "host", "origin")))
@@ -126,7 +138,8 @@ class CallerRules:
                 self._note_change()
 
     def _note_change(self) -> None:
-        self.on_change()
+        for call in self.on_change:
+            call()
 
     def _read_tokens(self) -> tuple[Hashes, Hashes]:
         settings = self._settings

@@ -106,8 +106,8 @@ class FastPath:
         self._max_body_bytes = max_body_bytes
         self._callers = callers
         self._heads: dict[bytes, Head] = {}  # also whether their callers are accepted
-        callers.on_change = self._heads.clear
-        self._plans: CheckCache[bytes] = CheckCache(admission)
+        callers.on_change.append(self._heads.clear)
+        self._plans: CheckCache[bytes, CheckPlan] = CheckCache(admission)
         self._default_headers: list[tuple[bytes, bytes]] = []
         self._response_heads: dict[tuple[int, str], bytes] = {}
 

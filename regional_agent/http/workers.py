@@ -18,7 +18,7 @@ from prometheus_client.exposition import generate_latest
 from regional_agent.agent import RegionalAgent
 from regional_agent.health import able_to_enforce
 from regional_agent.health import merged as merged_health
-from web.health import Health
+from web.health import Health, HealthStatus
 from web.metrics import merged
 
 HEALTH, METRICS = b"health\n", b"metrics\n"
@@ -87,6 +87,10 @@ class Workers:
             return self._region.health.health()
         texts = await self._ask_all(self._worker, HEALTH)
         return merged_health({number: msgspec.json.decode(text, type=Health) for number, text in texts.items()})
+
+    async def are_ready(self) -> bool:
+        """Return whether requests may be sent here."""
+        return (await self.health()).status is not HealthStatus.NOT_READY
 
     # --- between workers ----------------------------------------------------------------------------------------------
 

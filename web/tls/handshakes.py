@@ -9,7 +9,7 @@ time for handshakes. A client that goes away during its handshake is not counted
 
 import ssl
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from time import monotonic
 
 import structlog
@@ -72,14 +72,23 @@ class FailedHandshakes(Collector):
 
 
 def serving_context(
-    files: TlsFiles, *, requires_client_certificate: bool, registry: CollectorRegistry
+    files: TlsFiles,
+    *,
+    requires_client_certificate: bool,
+    handshakes: FailedHandshakes,
+    protocols: Sequence[str] = (),
 ) -> ReloadedContext | None:
-    """Return the context of a server, whose connections follow changes of its files, or None without a certificate."""
-    handshakes = FailedHandshakes(registry)
+    """Return the context of a server, whose connections follow changes of its files, or None without a certificate.
+
+    `protocols` are those that clients may choose from during the handshake (ALPN).
+    """
     if files.cert_file is None:
         return None
 
     def make(files: TlsFiles) -> ssl.SSLContext:
-        return handshakes.watch(server_context(files, requires_client_certificate=requires_client_certificate))
+        context = server_context(files, requires_client_certificate=requires_client_certificate)
+        if protocols:
+            context.set_alpn_protocols(protocols)
+        return handshakes.watch(context)
 
     return ReloadedContext(files, make)

@@ -21,7 +21,7 @@ from web.bodies import reply
 from web.connections import ConnectionLimits
 from web.tls import context as context_module
 from web.tls.context import TlsFiles, client_context
-from web.tls.handshakes import serving_context
+from web.tls.handshakes import FailedHandshakes, serving_context
 from web.tls.http_client import HttpsTransport
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +36,8 @@ async def served(
 ) -> AsyncIterator[tuple[str, CollectorRegistry]]:
     """Serve with TLS; yield the address, and the registry that counts failed handshakes."""
     registry = CollectorRegistry()
-    tls = serving_context(files, requires_client_certificate=requires_client_certificate, registry=registry)
+    handshakes = FailedHandshakes(registry)
+    tls = serving_context(files, requires_client_certificate=requires_client_certificate, handshakes=handshakes)
     async with serving(app, tls=tls, **options) as address:
         yield address, registry
 

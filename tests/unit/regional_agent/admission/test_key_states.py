@@ -81,7 +81,7 @@ def test_a_forgotten_record_makes_plans_of_it_outdated(states: KeyStates) -> Non
         return plan_request(policies, Check(subject=Subject(tenant=tenant)), {"tenant": tenant}, 100)
 
     holder: Any = SimpleNamespace(policies=policies)
-    cache: CheckCache[str] = CheckCache(holder)
+    cache: CheckCache[str, CheckPlan] = CheckCache(holder)
     first = plan("0")
     assert cache.find("0") is None
     cache.keep("0", first)

@@ -1,0 +1,46 @@
+"""The services behind the gRPC door, and the door that serves them."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from regional_agent.agent import RegionalAgent
+from regional_agent.envoy.door import health
+from regional_agent.envoy.door.callers import DoorCallers
+from regional_agent.envoy.door.listener import DoorLimits, GrpcDoor
+from regional_agent.envoy.door.methods import Methods
+from regional_agent.envoy.rls import rate_limit
+from regional_agent.envoy.rls.responses import SHOULD_RATE_LIMIT
+from regional_agent.http.callers import CallerRules
+from web.connections import ConnectionLimits
+from web.serving import Listener, log_listening
+
+
+@asynccontextmanager
+async def serving_grpc(
+    listener: Listener,
+    region: RegionalAgent,
+    callers: CallerRules,
+    limits: ConnectionLimits,
+    is_ready: Callable[[], Awaitable[bool]],
+) -> AsyncIterator[GrpcDoor]:
+    """Serve Envoy's protocols on a socket that is open already."""
+    door = make_door(region, callers, limits, is_ready)
+    tls = region.tls.grpc
+    async with door.serving(listener.socket, tls):
+        scheme = "grpc" if tls is None else "grpcs"
+        log_listening(listener.address.replace("http", scheme, 1))
+        yield door
+
+
+def make_door(
+    region: RegionalAgent, callers: CallerRules, limits: ConnectionLimits, is_ready: Callable[[], Awaitable[bool]]
+) -> GrpcDoor:
+    settings = region.settings
+    own = DoorLimits(settings.grpc_max_streams, settings.grpc_max_message_bytes, settings.max_header_bytes)
+    checks = health.HealthService([rate_limit.SERVICE], is_ready)
+    methods = Methods(
+        unary={SHOULD_RATE_LIMIT: rate_limit.RateLimitService(region.admission).should_rate_limit},
+        streams={health.CHECK: checks.check, health.WATCH: checks.watch},
+    )
+    door_callers = DoorCallers(callers, methods, public=(health.CHECK, health.WATCH))
+    return GrpcDoor(door_callers, own, limits, region.metrics.registry)
