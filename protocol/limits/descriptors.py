@@ -4,11 +4,11 @@ A descriptor is a list of entries, each a key with a value; a bucket id of RLQS 
 field of the subject: the one that the document names for its key, else the usual one, else a label. No value that a
 client can choose makes a descriptor unreadable, because most proxies admit what their rate limit service refuses:
 
-* the key of an entry becomes the name of a label in lower case, with `_` for each other character, with `x_` in front if
-  it does not begin with a letter, and with 32 characters at most;
+* the key of an entry becomes the name of a label in lower case, with `_` for each other character, 32 at most, and with
+  `x_` in front if it does not begin with a letter;
 * an entry whose field is taken becomes a label of its key, or, if that is taken too, with `_2`, `_3` and so on;
 * an empty value is `-`, and characters that do not print are percent-encoded;
-* a value that is too long for its field ends in `~` and 16 digits of its SHA-256, so that it differs from others;
+* a value that is too long for its field ends in `~` and digits of its SHA-256, so that it differs from others;
 * of an `ip` the prefix length is left out, and what is no address is `0.0.0.0`: such requests share one quota.
 
 Two labels are always there: `domain`, and `descriptor`, which has the keys of all entries in order (`tenant.path`). A
@@ -39,7 +39,7 @@ NO_VALUE = "-"
 NO_ADDRESS = "0.0.0.0"  # noqa: S104 - no address to listen on
 MAX_NAME = 32  # characters of a label's name
 MAX_CHARS = {"route": 1024, "method": 16}  # of a value; of all other fields MAX_VALUE_LENGTH
-HASH_DIGITS = 16
+HASH_DIGITS = 16  # of a value that is shortened; at most half of what is left of it
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9_]")
 
 
@@ -86,8 +86,9 @@ def shorten(value: str, most_chars: int) -> str:
     """Return a value of at most so many characters, which differs where the whole differs."""
     if len(value) <= most_chars:
         return value
-    ending = hashlib.sha256(value.encode(errors="replace")).hexdigest()[:HASH_DIGITS]
-    return f"{value[: most_chars - HASH_DIGITS - 1]}~{ending}"
+    digits = min(HASH_DIGITS, most_chars // 2)
+    ending = hashlib.sha256(value.encode(errors="replace")).hexdigest()[:digits]
+    return f"{value[: most_chars - digits - 1]}~{ending}"
 
 
 def _put(found: dict[str, str], labels: dict[str, str], field: str, key: str, value: str) -> None:

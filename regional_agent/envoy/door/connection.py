@@ -77,8 +77,7 @@ class GrpcConnection(asyncio.Protocol):
 
     # --- the connection -----------------------------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
         self.opened_s = perf_counter()
         address = transport.get_extra_info("peername")

@@ -87,7 +87,8 @@ class Stream:
         self.is_remote_done = is_last
         head = self.head
         if head.http_status:
-            self._refuse_http(head.http_status)
+            if is_last:
+                self._end_http(head.http_status)
         elif head.refusal is not None:
             self.fail(head.refusal)
         elif is_last and head.stream is None:
@@ -113,6 +114,9 @@ class Stream:
         if head.stream is not None:
             self._unacknowledged += frame_bytes
             self._take_messages(data)
+        elif head.http_status:
+            if is_last:
+                self._end_http(head.http_status)
         elif is_last and head.unverified is None:
             self._decide(data)
         else:
@@ -283,8 +287,9 @@ class Stream:
         self._last_frame = self._trailers(b"".join(fields if self._has_head else (_HEAD, *fields)))
         self.flush()
 
-    def _refuse_http(self, status: int) -> None:
-        """Answer what is no gRPC as HTTP does."""
+    def _end_http(self, status: int) -> None:
+        """Answer a whole request that is no gRPC as HTTP does."""
+        self._check_length()
         block = frames.field(":status", str(status)) + frames.field("content-type", "text/plain")
         self._connection.transport.write(frames.frame(frames.HEADERS, frames.END_HEADERS, self.id, block))
         self._unsent, self._last_frame = NOT_GRPC, frames.frame(frames.DATA, frames.END_STREAM, self.id)

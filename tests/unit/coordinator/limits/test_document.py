@@ -294,6 +294,18 @@ def test_each_faulty_document_has_its_one_fault_named(text: str, expected: list[
         ("plans:", "route_classes: {heavy: [{route: a}]}\nplans:", ("route_classes.heavy[0].route", "path")),
         ("plans:", "route_classes: {heavy: [{method: g t}]}\nplans:", ("route_classes.heavy[0].method", "method")),
         ("plans:", "route_classes: {heavy: []}\nplans:", ("route_classes.heavy", "required")),
+        (
+            "plans:",
+            "envoy: {domains: {edge: {entries: {x-org: plan}}}}\nplans:",
+            ("envoy.domains.edge.entries.x-org", "known"),
+        ),
+        ("plans:", "envoy: {domains: {'': {}}}\nplans:", ("envoy.domains.", "length")),
+        (
+            "plans:",
+            "envoy: {domains: {edge: {entries: {'': user}}}}\nplans:",
+            ("envoy.domains.edge.entries", "required"),
+        ),
+        ("plans:", "envoy: {domains: {edge: {headers: no}}}\nplans:", ("envoy.domains[...].headers", "unknown")),
         ("plans:", "cost_tables: {plain: {heavy: 2}}\nplans:", ("cost_tables.plain.heavy", "known")),
     ],
 )
