@@ -1194,6 +1194,9 @@ CREATE TABLE decision (
 ) PARTITION BY RANGE (at);
 -- For questions about all tenants: rows arrive nearly in the order of their times.
 CREATE INDEX decision_by_time ON decision USING brin (at);
+-- It has what decisions are filtered by and summed up from: a day of a busy tenant is read without its rows.
+CREATE INDEX decision_summary ON ONLY decision (tenant, at, id)
+    INCLUDE (outcome, reason, policy, name, region, times, weight, last_at);
 
 -- One row: the key of the hashes, which readers of the API and of copies lack, so that they cannot try values out.
 CREATE TABLE decision_hash_key (
@@ -1219,7 +1222,9 @@ BEGIN
     FOR day IN SELECT generate_series(first_day, last_day, '1 day')::date LOOP
         partition := format('%s.%I', home, 'decision_' || day);
         IF to_regclass(partition) IS NULL THEN
-            EXECUTE format('CREATE TABLE %s (LIKE decision INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES)',
+            -- Vacuum marks pages of new rows visible, without which an index is not read alone.
+            EXECUTE format('CREATE TABLE %s (LIKE decision INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES) '
+                'WITH (autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000)',
                 partition);
             EXECUTE format('ALTER TABLE decision ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)',
                 partition, day || ' 00:00:00+00', day + 1 || ' 00:00:00+00');

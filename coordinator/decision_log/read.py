@@ -120,13 +120,18 @@ async def read_decisions(
 
 async def read_summary(connection: Connection, question: DecisionFilter) -> DecisionSummary:
     values = question.given()
-    found = await connection.fetch(*_groups(tuple(values)).with_values(**values))
+    found = await connection.fetch(*summing_statement(tuple(values)).with_values(**values))
     about = {"start": question.start - MINUTE, "end": question.end} | (
         {"regions": question.regions} if question.regions else {}
     )
     lost = await connection.fetchval(*_lost(tuple(about)).with_values(**about))
-    kept_from = await connection.fetchval(_KEPT_FROM)
-    return _summary(found, lost, kept_from)
+    return _summary(found, lost, await read_kept_from(connection))
+
+
+async def read_kept_from(connection: Connection) -> datetime | None:
+    """Return the first moment that is kept, or None where there is no log."""
+    kept_from: datetime | None = await connection.fetchval(_KEPT_FROM)
+    return kept_from
 
 
 def _decision(row: asyncpg.Record) -> Decision:
@@ -202,6 +207,9 @@ _PLAIN = (
 
 @lru_cache(maxsize=256)
 def _decisions(conditions: tuple[str, ...]) -> CompiledStatement:
+    """Return the statement of a page. Its rows are found in an index that has what most conditions are about."""
+    places = _wanted(select(_OF.tenant, _OF.at, _OF.id), conditions).order_by(_OF.at.desc(), _OF.id.desc())
+    found = places.limit(parameter("count", BigInteger)).subquery()
     rows = select(
         *_PLAIN,
         _OF.latency_us,
@@ -212,12 +220,12 @@ def _decisions(conditions: tuple[str, ...]) -> CompiledStatement:
         sql_cast(_OF.subject, Text).label("subject"),
         sql_cast(_OF.others, Text).label("others"),
     )
-    in_order = _wanted(rows, conditions).order_by(_OF.at.desc(), _OF.id.desc())
-    return compiled(in_order.limit(parameter("count", BigInteger)))
+    is_found = and_(_OF.tenant == found.c.tenant, _OF.at == found.c.at, _OF.id == found.c.id)
+    return compiled(rows.join_from(found, decision, is_found).order_by(_OF.at.desc(), _OF.id.desc()))
 
 
 @lru_cache(maxsize=256)
-def _groups(conditions: tuple[str, ...]) -> CompiledStatement:
+def summing_statement(conditions: tuple[str, ...]) -> CompiledStatement:
     by = (_OF.outcome, _OF.policy, _OF.name.label("quota"), _OF.reason)
     number = sql_cast(_OF.times, Float) * _OF.weight
     rows = select(
