@@ -38,6 +38,7 @@ from coordinator.overrides import routes as overrides_routes
 from coordinator.proof import routes as proof_routes
 from coordinator.rebalancing import routes as rebalancing_routes
 from coordinator.regions import routes as regions_routes
+from coordinator.replays import routes as replays_routes
 from coordinator.resets import routes as resets_routes
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
@@ -71,6 +72,7 @@ ROUTERS = (
     exchange_routes.router,
     decision_routes.agents,
     limits_routes.router,
+    replays_routes.router,
     overrides_routes.router,
     blocks_routes.router,
     resets_routes.router,

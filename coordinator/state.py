@@ -1,5 +1,6 @@
 """What every route of the coordinator works with. `main` builds one; nothing is kept in module globals."""
 
+import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -45,6 +46,7 @@ class Coordinator:
     diagnosis: SelfDiagnosis
     decisions: DecisionStore
     documents: Documents = field(default_factory=Documents)
+    replaying: asyncio.Lock = field(default_factory=asyncio.Lock)  # one replay of traffic at a time
     archives: ArchiveStore | None = field(init=False)
     batcher: ExchangeBatcher = field(init=False)
     jwt_verifier: JwtVerifier | None = None

@@ -28,6 +28,11 @@ async def read_limits(connection: Connection) -> AppliedLimits:
     return AppliedLimits(row["version"], document, row["applied_at"], row["applied_by"])
 
 
+async def read_version(connection: Connection, version: int) -> LimitsDocument | None:
+    text = await connection.fetchval("SELECT document::text FROM limits_version WHERE version = $1", version)
+    return None if text is None else stored_document(text, version)
+
+
 def stored_document(text: str | bytes, version: int) -> LimitsDocument:
     """Decode a stored document. A release that cannot read it must not decide anything: raises LimitsNotReadable."""
     try:

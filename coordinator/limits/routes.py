@@ -83,7 +83,7 @@ async def get_limits(
     return unless_known(request, reply(named), json_tag)
 
 
-def _also_yaml(route: dict[str, Any]) -> dict[str, Any]:
+def also_yaml(route: dict[str, Any]) -> dict[str, Any]:
     content = route["openapi_extra"]["requestBody"]["content"]
     content[YAML] = content[JSON]
     return route
@@ -93,7 +93,7 @@ def _also_yaml(route: dict[str, Any]) -> dict[str, Any]:
 _PUT_LIMITS = described(body=LimitsDocument, answers={200: LimitsPut, 412: None}, headers={200: ["ETag"]})
 
 
-@router.put("/v1/limits", **_also_yaml(_PUT_LIMITS))
+@router.put("/v1/limits", **also_yaml(_PUT_LIMITS))
 async def replace_limits(
     request: Request,
     coordinator: CoordinatorDep,
@@ -103,7 +103,7 @@ async def replace_limits(
 ) -> Response:
     """Replace the limits document, with JSON or YAML. It is in force in every region within a second."""
     body = await request.body()
-    document = await asyncio.to_thread(read_document, body, _media_type(request))
+    document = await asyncio.to_thread(read_document, body, media_type_of(request))
     is_expected, by, now = expectation(if_match, _tags), actor_of(request, caller), coordinator.clock.now()
     put = await coordinator.database.run(
         lambda c: put_limits(c, document, is_expected, by, now, dry_run=query.dry_run),
@@ -139,7 +139,7 @@ def _as_yaml(limits: AppliedLimits) -> bytes:
     return f"# version {limits.version}\n".encode() + write_yaml(msgspec.to_builtins(limits.document))
 
 
-def _media_type(request: Request) -> str:
+def media_type_of(request: Request) -> str:
     media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if media_type not in (JSON, YAML):
         raise Problem("unsupported-media-type", f"Send the document as {JSON} or {YAML}.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leasehold.cli.api import Cli, answer, api_command, fields, read_input
+from leasehold.cli.deciding.replay import DEFAULT_TIME, Last, OnlyTenant, print_replay, replay
 from leasehold.cli.output import fail
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ def apply(
     cli: Cli,
     file: Annotated[Path, typer.Option("-f", "--file", help="The document, YAML or JSON; - for standard input.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would change, and change nothing.")] = False,
+    against_traffic: Annotated[
+        str | None,
+        typer.Option(help="Show what it would deny of the checks of the last 24h, 30m, ..., from the decision log."),
+    ] = None,
+    tenant: OnlyTenant = None,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask before it is applied.")] = False,
 ) -> None:
     """Apply a limits document: show what it changes, ask, and put it in force in every region.
@@ -42,17 +48,21 @@ def apply(
     if not (yes or dry_run) and (cli.as_json or str(file) == "-"):
         fail("the command cannot ask here: use --yes, or --dry-run")
     seen = _put(cli, text, {"Content-Type": media_type}, file, dry_run=True)
-    found = seen.json()
+    found, traffic = seen.json(), {}
+    if against_traffic is not None:
+        traffic = {"traffic": replay(cli, "/v1/limits:replay", against_traffic, tenant, text, media_type)}
     if not cli.as_json:
         _print_changes(found["changes"])
         _print_examples(found["examples"])
+        if traffic:
+            print_replay(cli, traffic["traffic"])
     if not dry_run and (found["changes"] or not found["version"]):
         cli.confirm("Apply?", yes=yes)
         found = _put(cli, text, {"Content-Type": media_type, "If-Match": seen.headers["ETag"]}, file).json()
         if not cli.as_json:
             typer.echo(f"version {found['version']} is in force")
     if cli.as_json:
-        cli.print_json(found)
+        cli.print_json(found | traffic)
 
 
 def _put(cli: Cli, text: bytes, headers: dict[str, str], file: Path, *, dry_run: bool = False) -> "httpx.Response":
@@ -150,6 +160,21 @@ def export_document(cli: Cli) -> None:
     if not response.is_success:
         answer(response)
     typer.echo(response.text, nl=False)
+
+
+@api_command(quota, scope="quota:write", name="replay")
+def replay_version(
+    cli: Cli,
+    version: Annotated[int, typer.Argument(min=1, help="A version of the limits document.")],
+    against_traffic: Last = DEFAULT_TIME,
+    tenant: OnlyTenant = None,
+) -> None:
+    """Show what a version of the document would deny of recent traffic, from the decision log. It changes nothing."""
+    found = replay(cli, f"/v1/limits/{version}:replay", against_traffic, tenant)
+    if cli.as_json:
+        cli.print_json(found)
+    else:
+        print_replay(cli, found)
 
 
 def _document(cli: Cli) -> dict[str, Any]:

@@ -28,6 +28,8 @@ DOORS = {
         "GET /v1/policies",
         "GET /v1/limits",
         "PUT /v1/limits",
+        "POST /v1/limits:replay",
+        "POST /v1/limits/{version}:replay",
         "GET /v1/subscriptions",
         "GET /v1/subscriptions/{tenant}",
         "PUT /v1/subscriptions/{tenant}",

@@ -127,7 +127,7 @@ def test_the_pages_have_examples() -> None:
         "README.md": 4,
         "docs/guides/auditing.md": 3,
         "docs/guides/closing.md": 1,
-        "docs/guides/decisions.md": 1,
+        "docs/guides/decisions.md": 2,
         "docs/guides/finance.md": 4,
         "docs/guides/limits.md": 8,
         "docs/guides/production.md": 1,

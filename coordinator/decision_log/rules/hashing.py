@@ -22,12 +22,12 @@ class KeyHasher:
     """Hashes with one key. It remembers hashes: the same few values come again and again."""
 
     def __init__(self, key: bytes) -> None:
-        self._key = key
+        self.key = key
         self.hash = lru_cache(maxsize=REMEMBERED)(self._hash)
 
     def _hash(self, field: str, value: str) -> str:
         text = f"{field}\0{_spelt(field, value)}".encode()
-        return HASH_PREFIX + hashlib.blake2b(text, key=self._key, digest_size=HASH_BYTES).hexdigest()
+        return HASH_PREFIX + hashlib.blake2b(text, key=self.key, digest_size=HASH_BYTES).hexdigest()
 
     def subject(self, subject: Mapping[str, str]) -> dict[str, str]:
         return {field: self.value(field, value) for field, value in subject.items()}
