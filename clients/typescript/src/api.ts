@@ -644,6 +644,7 @@ export interface components {
              * @example /problems/hold-unknown
              * @example /problems/idempotency-key-in-flight
              * @example /problems/idempotency-key-reused
+             * @example /problems/identity-taken
              * @example /problems/internal-error
              * @example /problems/invalid-json
              * @example /problems/invalid-request
