@@ -34,6 +34,9 @@ var errBreakerOpen = errors.New("the circuit breaker is open after several calls
 type Options struct {
 	// Token is sent as a bearer token.
 	Token string
+	// TokenSource returns the token of each attempt, in place of Token, for one that changes. If it fails, OnFailure
+	// answers.
+	TokenSource func(context.Context) (string, error)
 	// OnFailure answers while the agent is away; Closed denies.
 	OnFailure FailureMode
 	// Silence is how long the agent may give no sign of life; 0 is a second. While it answers /healthz a call goes on
@@ -160,8 +163,15 @@ func (t *transport) send(request *http.Request) (*http.Response, error) {
 		}
 		again.Body = body
 	}
-	if t.token != "" {
-		again.Header.Set("Authorization", "Bearer "+t.token)
+	token := t.token
+	if t.options.TokenSource != nil {
+		var err error
+		if token, err = t.options.TokenSource(ctx); err != nil {
+			return nil, fmt.Errorf("there is no token: %w", err)
+		}
+	}
+	if token != "" {
+		again.Header.Set("Authorization", "Bearer "+token)
 	}
 	response, body, err := t.exchange(again)
 	if err != nil {

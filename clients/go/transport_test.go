@@ -265,6 +265,31 @@ func TestAUnixSocketAndATokenAreUsed(t *testing.T) {
 	}
 }
 
+func TestATokenThatChangesIsTakenFromItsSource(t *testing.T) {
+	valid := "first"
+	agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer "+valid {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		answer(200, allowed)(w, r)
+	}))
+	defer agent.Close()
+	var failure error
+	source := func(context.Context) (string, error) { return valid, failure }
+	client := connect(t, agent.URL, leasehold.Options{Token: "old", TokenSource: source, OnFailure: leasehold.Raise, Attempts: 1})
+	for _, valid = range []string{"first", "second"} {
+		if decision, err := client.Check(t.Context(), leasehold.Check{Subject: export(t)}); err != nil || !decision.Allowed {
+			t.Fatalf("%+v, %v", decision, err)
+		}
+	}
+	failure = errors.New("the issuer is away")
+	var unavailable *leasehold.UnavailableError
+	if _, err := client.Check(t.Context(), leasehold.Check{Subject: export(t)}); !errors.As(err, &unavailable) || !errors.Is(err, failure) {
+		t.Fatalf("%v", err)
+	}
+}
+
 func TestAnotherAddressIsRefused(t *testing.T) {
 	for _, address := range []string{"", "ftp://agent", "127.0.0.1:8411", "unix:"} {
 		if _, err := leasehold.New(address, leasehold.Options{}); err == nil {

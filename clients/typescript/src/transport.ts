@@ -5,8 +5,8 @@ const FIRST_PAUSE_MS = 50;
 const LONGEST_PAUSE_MS = 60_000;
 
 export interface ClientOptions {
-  /** Sent as a bearer token. */
-  token?: string;
+  /** Sent as a bearer token; a function returns the one of each attempt. If it throws, `onFailure` answers. */
+  token?: string | (() => string | Promise<string>);
   /** What answers while the agent is away; "closed" by default. */
   onFailure?: OnFailure;
   /** How long the agent may give no sign of life; a second by default. While it answers /healthz a call goes on
@@ -41,7 +41,7 @@ class TooSlow extends Error {}
 /** Sends each request until it is answered: after a failure again, with the same body and so the same operation id. */
 export class Transport {
   readonly #address: string;
-  readonly #token: string | undefined;
+  readonly #token: ClientOptions["token"];
   readonly #silenceMs: number;
   readonly #longestWaitMs: number;
   readonly #attempts: number;
@@ -92,8 +92,9 @@ export class Transport {
     const aborting = new AbortController();
     const watch = setTimeout(() => void this.#watch(aborting), this.#silenceMs);
     try {
-      if (this.#token !== undefined) {
-        request.headers.set("Authorization", `Bearer ${this.#token}`);
+      const token = typeof this.#token === "function" ? await this.#token() : this.#token;
+      if (token !== undefined) {
+        request.headers.set("Authorization", `Bearer ${token}`);
       }
       const signal = AbortSignal.any([request.signal, aborting.signal]);
       const response = await this.#fetch(request, { signal });

@@ -195,6 +195,23 @@ test("a token is sent", async (context) => {
   await assert.rejects(new Client(agent.url).check({ subject }), RequestRejected);
 });
 
+test("a token that changes is taken from a function", async (context) => {
+  let valid = "first";
+  const agent = await ScriptedAgent.serve(context, (response, request) => {
+    const isKnown = request.headers.authorization === `Bearer ${valid}`;
+    answer(isKnown ? 200 : 401, isKnown ? ALLOWED : { title: "Token needed" })(response, request);
+  });
+  const client = new Client(agent.url, { token: () => Promise.resolve(valid) });
+  assert.ok((await client.check({ subject })).allowed);
+  valid = "second";
+  assert.ok((await client.check({ subject })).allowed);
+  const token = () => {
+    throw new Error("the issuer is away");
+  };
+  const failing = new Client(agent.url, { token, onFailure: "raise", attempts: 1 });
+  await assert.rejects(failing.check({ subject }), /the issuer is away/);
+});
+
 test("another address is refused", () => {
   for (const url of ["", "ftp://agent", "127.0.0.1:8411", "http://agent/path"]) {
     assert.throws(() => new Client(url), TypeError);

@@ -22,6 +22,7 @@ from leasehold.client.agent_protocol import (
     next_step,
 )
 from leasehold.client.http1 import FileName, Timeouts, parse_url
+from leasehold.client.tokens import Token
 from protocol.check import Mode
 from protocol.circuit_breaker import CircuitBreaker
 
@@ -38,6 +39,9 @@ class AsyncClient(AsyncLimiter):
     certificates to trust (without it, those of the machine), and `certificate` names the files of the client's own
     certificate and key, if the agent asks for one.
 
+    `token` is a text, or one that changes: a `Path` of a file, which is read again within a second, or a function that
+    is called for each request and must not block. If the function raises, `on_failure` answers.
+
     An agent that gives no sign of life for `timeout_ms` is unavailable, and `on_failure` answers. While the agent is
     alive a call waits for its answer, as a policy's `wait` asks for, up to `longest_wait_ms`.
     """
@@ -46,7 +50,7 @@ class AsyncClient(AsyncLimiter):
         self,
         url: str = DEFAULT_URL,
         *,
-        token: str | None = None,
+        token: Token | None = None,
         ca_file: FileName | None = None,
         certificate: tuple[FileName, FileName] | None = None,
         timeout_ms: int = 1000,

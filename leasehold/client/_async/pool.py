@@ -17,6 +17,7 @@ from typing import NamedTuple
 from leasehold.client.agent_protocol import AgentSilent, AgentUnavailable, Call, Response
 from leasehold.client.asyncio_io import AsyncSemaphore, AsyncStream
 from leasehold.client.http1 import HEALTH_CHECK, ResponseReader, ServerAddress, Timeouts, request_bytes
+from leasehold.client.tokens import Token, token_source
 
 IDLE_S = 60.0  # the agent keeps connections for 75
 
@@ -35,9 +36,9 @@ class IdleConnection(NamedTuple):
 class AsyncConnectionPool:
     """At most `size` connections are open at the same time; other calls wait for one of them."""
 
-    def __init__(self, address: ServerAddress, token: str | None, timeouts: Timeouts, size: int) -> None:
+    def __init__(self, address: ServerAddress, token: Token | None, timeouts: Timeouts, size: int) -> None:
         self._address = address
-        self._token = token
+        self._token = token_source(token)
         self._timeouts = timeouts
         self._places = AsyncSemaphore(size)
         self._idle: list[IdleConnection] = []
@@ -79,7 +80,7 @@ class AsyncConnectionPool:
     async def _exchange(self, stream: AsyncStream, call: Call, deadline_s: float) -> Response:
         reader = ResponseReader()
         try:
-            await stream.write(request_bytes(call, self._address.host_header, self._token), self._timeouts.silence_s)
+            await stream.write(request_bytes(call, self._address.host_header, self._token()), self._timeouts.silence_s)
             while not reader.is_complete:
                 reader.feed(await self._receive(stream, deadline_s))
         except BaseException:

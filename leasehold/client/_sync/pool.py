@@ -18,6 +18,7 @@ from typing import NamedTuple
 from leasehold.client.agent_protocol import AgentSilent, AgentUnavailable, Call, Response
 from leasehold.client.http1 import HEALTH_CHECK, ResponseReader, ServerAddress, Timeouts, request_bytes
 from leasehold.client.thread_io import Semaphore, Stream
+from leasehold.client.tokens import Token, token_source
 
 IDLE_S = 60.0  # the agent keeps connections for 75
 
@@ -36,9 +37,9 @@ class IdleConnection(NamedTuple):
 class ConnectionPool:
     """At most `size` connections are open at the same time; other calls wait for one of them."""
 
-    def __init__(self, address: ServerAddress, token: str | None, timeouts: Timeouts, size: int) -> None:
+    def __init__(self, address: ServerAddress, token: Token | None, timeouts: Timeouts, size: int) -> None:
         self._address = address
-        self._token = token
+        self._token = token_source(token)
         self._timeouts = timeouts
         self._places = Semaphore(size)
         self._idle: list[IdleConnection] = []
@@ -80,7 +81,7 @@ class ConnectionPool:
     def _exchange(self, stream: Stream, call: Call, deadline_s: float) -> Response:
         reader = ResponseReader()
         try:
-            stream.write(request_bytes(call, self._address.host_header, self._token), self._timeouts.silence_s)
+            stream.write(request_bytes(call, self._address.host_header, self._token()), self._timeouts.silence_s)
             while not reader.is_complete:
                 reader.feed(self._receive(stream, deadline_s))
         except BaseException:
