@@ -3,14 +3,14 @@
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 
-from coordinator.access.idempotency_records import delete_expired
+from coordinator.access.idempotency_records import RECORDS_EXPIRED, delete_expired
 from coordinator.archives.job import ARCHIVES_WAITING, archive_periods
 from coordinator.archives.store import open_store
 from coordinator.database.connection import Connection
 from coordinator.database.engine import Database
 from coordinator.decision_log.retention import DECISIONS_KEPT, keep_decisions
 from coordinator.exchange.expire_leases import LEASES_EXPIRED, expire_leases
-from coordinator.exchange.recall import recall_suspense
+from coordinator.exchange.recall import SUSPENSE_WAITING, recall_suspense
 from coordinator.exports.job import EXPORTS_WAITING, delete_expired_exports, make_exports
 from coordinator.health.figures import measure, measure_deliveries
 from coordinator.installation.rules import addresses_of
@@ -67,7 +67,7 @@ def background_jobs(
     return [
         *archiving,
         Job("expire_leases", settings.expire_every_ms / 1000, once(expire_leases), has_work=LEASES_EXPIRED),
-        Job("recall_suspense", 30, once(recall_suspense)),
+        Job("recall_suspense", 30, once(recall_suspense), has_work=SUSPENSE_WAITING),
         Job("close_periods", 5, close_periods, at_most_s=600, has_work=PERIODS_CLOSING),
         Job("end_holds", 1, once(end_holds), has_work=HOLDS_OVER),
         Job("follow_rebalances", 1, follow, has_work=REBALANCES_RUNNING),
@@ -80,7 +80,7 @@ def background_jobs(
         Job("measure", 30, once(measure)),
         Job("measure_deliveries", 60, once(lambda connection, _: measure_deliveries(connection))),
         Job("delete_idle_shares", 60, once(delete_idle_shares)),
-        Job("delete_idempotency_records", 60, once(delete_expired)),
+        Job("delete_idempotency_records", 60, once(delete_expired), has_work=RECORDS_EXPIRED),
         Job("delete_expired_exports", 600, once(delete_expired_exports)),
         Job("keep_decisions", 600, keep_decisions(clock, days), has_work=DECISIONS_KEPT),
         Job("delete_old_events", 600, once(delete_old_events)),

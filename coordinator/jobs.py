@@ -26,7 +26,7 @@ from coordinator.metrics import CoordinatorMetrics
 from protocol.clock import Clock, SystemClock
 
 FIRST_LOOK_S = 1.0  # coordinators that start together do not all look at once
-IDLE_S = 5.0  # between looks while no job has work and no request commits anything
+IDLE_S = 10.0  # between looks while no job has work and no request commits anything
 RETRIES_PER_INTERVAL = 10  # how often a job that failed, or that another coordinator runs, is tried within its interval
 GRACE_S = 5.0
 AT_ONCE = 6  # jobs that one coordinator runs at a time; four of them may take long

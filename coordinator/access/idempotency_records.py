@@ -93,6 +93,10 @@ UPDATE idempotency_record SET status = $4, headers = $5::text::jsonb, body = $6
 WHERE caller = $1 AND key = $2 AND claim = $3 AND status IS NULL
 """
 _RELEASE = "DELETE FROM idempotency_record WHERE caller = $1 AND key = $2 AND claim = $3 AND status IS NULL"
+RECORDS_EXPIRED = (
+    "EXISTS (SELECT FROM idempotency_record"
+    f" WHERE claimed_at < $2::timestamptz - make_interval(secs => {KEPT_FOR.total_seconds():.0f}))"
+)
 _DELETE_EXPIRED = """
 DELETE FROM idempotency_record WHERE (caller, key) IN (
     SELECT caller, key FROM idempotency_record WHERE claimed_at < $1

@@ -12,7 +12,7 @@ from coordinator.blocks import operations
 from coordinator.blocks.read_blocks import Block, BlockList, tagged_blocks
 from coordinator.http.conditions import IfNoneMatch, unless_known
 from coordinator.http.parameters import Moment, Reason, Text, faults_of_end
-from coordinator.http.polling import PollQuery, is_up_to_date, wait_for_signal
+from coordinator.http.polling import PollQuery, Prefer, is_up_to_date, wait_for_signal
 from coordinator.state import Coordinator, CoordinatorDep
 from protocol.blocks import MAX_BLOCKS, spelt
 from protocol.check import BlockField
@@ -52,6 +52,7 @@ async def list_blocks(
     caller: Reader,
     query: Annotated[PollQuery, Query()],
     _if_none_match: IfNoneMatch = None,
+    _prefer: Prefer = None,
 ) -> Response:
     """Return all blocks in force, in one page. Requires the scope `quota:read`, or a region's token."""
     with coordinator.hub.subscribe(caller.region or "") as subscription:

@@ -51,6 +51,7 @@ WHERE suspense > 0 AND lease.state = 'expired' AND its.state = 'current'
 UNION SELECT epoch, correction.region, quota, charge_period FROM correction JOIN region_epoch AS its USING (epoch)
 WHERE suspense_carried > 0 AND NOT quarantined AND its.state = 'current'
 """
+SUSPENSE_WAITING = f"EXISTS ({_SUSPENSE})"
 _RECALL = """
 WITH waiting AS ({waiting})
 SELECT waiting.region, waiting.quota, coalesce(max(running.outstanding), 0) AS keep

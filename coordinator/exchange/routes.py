@@ -24,7 +24,7 @@ from coordinator.exchange.parsing import parse_exchanges, parse_shares
 from coordinator.exchange.rules.submissions import ExchangeCall
 from coordinator.exchange.transaction import Applied
 from coordinator.http.conditions import IfNoneMatch, unless_known
-from coordinator.http.polling import PollQuery, is_up_to_date, wait_for_signal
+from coordinator.http.polling import PollQuery, Prefer, is_up_to_date, wait_for_signal
 from coordinator.limits.policy_bundle import tagged_policy_bundle
 from coordinator.outages import DatabaseUnavailable
 from coordinator.shared_limits.share_rates import share_rates
@@ -181,6 +181,7 @@ async def get_policies(
     coordinator: CoordinatorDep,
     query: Annotated[PollQuery, Query()],
     _if_none_match: IfNoneMatch = None,
+    _prefer: Prefer = None,
 ) -> Response:
     """Return all that an agent needs to decide. With `since`, wait until there is another version than that."""
     with coordinator.hub.subscribe(region) as subscription:

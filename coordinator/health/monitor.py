@@ -1,6 +1,6 @@
 """Monitor whether this coordinator can serve, for `/readyz`, metrics and logs.
 
-Every five seconds, every second while it is not ready, and for each request of `/readyz`, a coordinator proves on a
+Every ten seconds, every second while it is not ready, and for each request of `/readyz`, a coordinator proves on a
 connection of its own that it can read and commit, and compares its clock with the database's. Other requests never wait
 for this, nor does it wait for them. A reason is logged when it begins and when it ends.
 """
@@ -33,7 +33,7 @@ from web.credentials.issuer_keys import IssuerKeys
 from web.health import Health, HealthReason, HealthStatus
 from web.tls.certificates import Certificates
 
-LOOK_EVERY_S = 5.0
+LOOK_EVERY_S = 10.0
 LOOK_AGAIN_S = 1.0  # while the last proof failed
 PROVE_WITHIN_S = 2.0
 FIGURES_EVERY_S = 10.0

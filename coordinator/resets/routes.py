@@ -11,7 +11,7 @@ from coordinator.access.idempotency import IdempotentRoute
 from coordinator.blocks.routes import Reader
 from coordinator.http.conditions import IfNoneMatch, unless_known
 from coordinator.http.parameters import QuotaName, Reason
-from coordinator.http.polling import PollQuery, is_up_to_date, wait_for_signal
+from coordinator.http.polling import PollQuery, Prefer, is_up_to_date, wait_for_signal
 from coordinator.overrides.rules import spelt_subject
 from coordinator.resets import operations
 from coordinator.resets.read_resets import Reset, ResetList, read_resets
@@ -48,6 +48,7 @@ async def list_resets(
     caller: Reader,
     query: Annotated[PollQuery, Query()],
     _if_none_match: IfNoneMatch = None,
+    _prefer: Prefer = None,
 ) -> Response:
     """Return the resets of the last seven days, up to 1,000 after `since`.
 

@@ -43,7 +43,8 @@ T = TypeVar("T")
 TIMEOUT_S = 5.0
 CONNECT_S = 2.0  # to one of several addresses
 RETURN_S = 10.0  # how often preferred addresses are asked whether they are ready again
-LONG_POLL_S = 30.0
+POLL_S = 50  # an older coordinator answers after 20
+LONG_POLL_S = POLL_S + 10.0
 SILENCE_S = 30.0  # the coordinator's heartbeats are far closer than this
 # An idle connection. A new one costs one more round trip, while requests wait for their first unit; leases are renewed
 # twice in that time. The coordinator keeps connections for longer, so that none is closed when it is used.
@@ -175,7 +176,7 @@ class CoordinatorClient:
     async def _newer(self, path: str, since: int | None, read: Callable[[bytes], T]) -> T | None:
         params = {} if since is None else {"since": since}
         known = self._tags.get(path) if since is not None else None  # a restored ledger repeats numbers
-        headers = {"If-None-Match": known} if known else {}
+        headers = {"Prefer": f"wait={POLL_S}"} | ({"If-None-Match": known} if known else {})
         timeout = httpx.Timeout(LONG_POLL_S, connect=self._connect_s, pool=None)
         answer = await self._send("GET", path, is_poll=True, params=params, headers=headers, timeout=timeout)
         if answer.status_code == httpx.codes.NOT_MODIFIED:

@@ -103,4 +103,4 @@ def test_headers_have_their_own_names(service: str) -> None:
         each for methods in paths.values() for method in methods.values() for each in method.get("parameters", [])
     ]
     named = {each["name"] for each in parameters if each["in"] == "header"}
-    assert named <= {"If-Match", "If-None-Match", "Idempotency-Key", "Range"}
+    assert named <= {"If-Match", "If-None-Match", "Idempotency-Key", "Prefer", "Range"}
