@@ -56,9 +56,10 @@ class Envoy:
             stop(process)
 
     def _configuration(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Return the example with free ports, two agents, quick health checks, and a strict listener beside its own."""
+        """Return the example with free ports, two agents, quick health checks, and a strict listener as well."""
         resources = config["static_resources"]
         [listener], [upstream, leasehold] = resources["listeners"], resources["clusters"]
+        manager_of(listener)["http_filters"][0]["typed_config"]["timeout"] = "30s"  # on a busy machine
         strict = deepcopy(listener) | {"name": "strict"}
         manager_of(strict)["http_filters"][0]["typed_config"]["failure_mode_deny"] = True
         resources["listeners"].append(strict)

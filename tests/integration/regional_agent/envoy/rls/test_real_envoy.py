@@ -48,18 +48,14 @@ async def test_limits_are_held_and_agents_come_and_go(world: World, tmp_path: Pa
             httpx.AsyncClient(base_url=envoy.url("strict"), timeout=30) as strict,
         ):
             await hold_a_limit(envoy, lenient, strict)
-            assert await statuses(lenient, 1, **{"x-tenant": "acme"}) == [429], "A"
             await lose_the_store(world, lenient)
-            assert await statuses(lenient, 1, **{"x-tenant": "acme"}) == [429], "B"
             await roll_an_agent(strict, first, envoy)
-            assert await statuses(lenient, 1, **{"x-tenant": "acme"}) == [429], "C"
             second.send_signal(signal.SIGKILL)
             await answered(strict, 500)
             assert await statuses(lenient, 5) == [200] * 5
             with agent_process(world, killed, tmp_path):
                 await answered(strict, 200)
-                denied = await lenient.get("/v1/search", headers={"x-tenant": "acme"})
-                assert denied.status_code == 429, "the region's store remembers"
+                assert await statuses(lenient, 1, **{"x-tenant": "acme"}) == [429], "the region's store remembers"
 
 
 async def hold_a_limit(envoy: Envoy, lenient: httpx.AsyncClient, strict: httpx.AsyncClient) -> None:
