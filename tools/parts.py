@@ -234,6 +234,11 @@ TABLE: Mapping[str, InstalledPackages | Unpacked] = {
     "helm": GoProgram(
         "helm.sh/helm/v3/cmd/helm@v3.22.0", "helm", "Helm, for tests of the chart; needs Go on the machine"
     ),
+    "h2spec": GoProgram(
+        "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible",
+        "h2spec",
+        "h2spec, for a test that the gRPC door speaks HTTP/2 as the standard has it; needs Go on the machine",
+    ),
     "release-before": EarlierRelease(
         "0.1.0",
         "cf7f0e2195979c48dfcf717c6b8add28d93d2ae3",

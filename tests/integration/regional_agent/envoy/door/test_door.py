@@ -1,0 +1,268 @@
+"""The gRPC door without an agent: who may call, what is bounded, how it drains, and how it speaks HTTP/2."""
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+from regional_agent.envoy.door import health
+from regional_agent.envoy.door.callers import DoorCallers
+from regional_agent.envoy.door.listener import DoorLimits, GrpcDoor
+from regional_agent.envoy.door.methods import Call, GrpcError, MessageStream, Methods, Status
+from regional_agent.http.callers import CallerRules
+from regional_agent.settings import AgentSettings
+from regional_agent.tls import tls_of
+from tests.certificates import Authority
+from tests.parts import part
+from tests.waiting import until
+from web.connections import ConnectionLimits
+from web.serving import listening
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = "a-service-token-of-tests"
+ECHO, HELD, STREAM = "/tests.Tests/Echo", "/tests.Tests/Held", "/tests.Tests/Stream"
+REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+MAX_MESSAGE = 4096
+
+
+@pytest.fixture(scope="session", params=[False, True], ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    """Return both event loops: agents run on uvloop, whose transports are not asyncio's."""
+    return "asyncio", {"use_uvloop": request.param}
+
+
+@dataclass
+class TestService:
+    """The methods that the tests call."""
+
+    __test__ = False
+    is_ready: bool = True
+    held: list[Call] = field(default_factory=list)
+    ended_streams: int = 0
+
+    def echo(self, message: bytes, call: Call) -> None:
+        if message == b"bug":
+            raise RuntimeError("a bug")
+        call.respond(message * 100 if message == b"large" else message)
+
+    def hold(self, _: bytes, call: Call) -> None:
+        self.held.append(call)
+
+    async def echo_stream(self, stream: MessageStream) -> None:
+        async for message in stream:
+            if message == b"fail":
+                raise GrpcError(Status.FAILED_PRECONDITION, "as requested: 100 %")
+            await stream.send(message)
+        self.ended_streams += 1
+
+    async def readiness(self) -> bool:
+        return self.is_ready
+
+    def methods(self) -> Methods:
+        checks = health.HealthService(["tests.Tests"], self.readiness)
+        streams = {STREAM: self.echo_stream, health.CHECK: checks.check, health.WATCH: checks.watch}
+        return Methods({ECHO: self.echo, HELD: self.hold}, streams)
+
+
+@dataclass
+class Door:
+    door: GrpcDoor
+    rules: CallerRules
+    service: TestService
+    address: str
+
+    def channel(self, **credentials: Any) -> grpc.aio.Channel:
+        if credentials:
+            return grpc.aio.secure_channel(self.address, grpc.ssl_channel_credentials(**credentials))
+        return grpc.aio.insecure_channel(self.address)
+
+
+@asynccontextmanager
+async def serving(
+    limits: ConnectionLimits | None = None, max_streams: int = 100, **settings: Any
+) -> AsyncIterator[Door]:
+    given = {"region": "us-east", "coordinator_url": "http://nowhere", "coordinator_token": "x", "grpc_port": 0}
+    whole = AgentSettings(**given | {"store_url": "redis://127.0.0.1"} | settings)
+    rules, service = CallerRules(whole), TestService()
+    callers = DoorCallers(rules, service.methods(), public=(health.CHECK, health.WATCH))
+    own = DoorLimits(max_streams, MAX_MESSAGE, 16_384)
+    door = GrpcDoor(callers, own, limits or ConnectionLimits(), CollectorRegistry())
+    with listening("127.0.0.1", 0) as listener:
+        async with door.serving(listener.socket, tls_of(whole, CollectorRegistry()).grpc):
+            yield Door(door, rules, service, listener.address.rpartition("//")[2])
+
+
+async def call(channel: grpc.aio.Channel, message: bytes = b"hello", path: str = ECHO, **options: Any) -> bytes:
+    answer: bytes = await channel.unary_unary(path)(message, timeout=60, **options)
+    return answer
+
+
+async def refusal(*arguments: Any, **options: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call(*arguments, **options)
+    return refused.value.code(), refused.value.details() or ""
+
+
+async def test_calls_are_answered_and_refused_by_name() -> None:
+    async with serving() as door, door.channel() as channel:
+        assert await call(channel) == b"hello"
+        assert await call(channel, b"") == b""
+        assert await asyncio.gather(*(call(channel, b"%d" % n) for n in range(300))) == [b"%d" % n for n in range(300)]
+        code = grpc.StatusCode
+        too_large = await refusal(channel, b"x" * (MAX_MESSAGE + 1))
+        assert too_large == (code.RESOURCE_EXHAUSTED, "a message has at most 4096 bytes")
+        assert (await refusal(channel, b"x" * 500_000))[0] == code.RESOURCE_EXHAUSTED
+        assert await refusal(channel, path="/no/Such") == (code.UNIMPLEMENTED, "there is no method '/no/Such' here")
+        assert (await refusal(channel, path=REFLECTION))[0] == code.UNIMPLEMENTED
+        assert (await refusal(channel, b"x" * 99, compression=grpc.Compression.Gzip))[0] == code.UNIMPLEMENTED
+        assert (await refusal(channel, b"bug"))[0] == code.INTERNAL
+        assert await call(channel) == b"hello", "a bug ends one call only"
+
+
+async def test_callers_are_those_of_the_http_door() -> None:
+    async with serving(service_token=TOKEN) as door, door.channel() as channel:
+        right, wrong = (
+            {"metadata": [("authorization", f"Bearer {token}")]} for token in (TOKEN, "another-token-of-tests")
+        )
+        assert (await refusal(channel))[0] == grpc.StatusCode.UNAUTHENTICATED
+        assert (await refusal(channel, **wrong))[0] == grpc.StatusCode.UNAUTHENTICATED
+        assert [await call(channel, **right) for _ in range(3)] == [b"hello"] * 3
+        health_stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+        assert (await health_stub.Check(health_pb2.HealthCheckRequest())).status == 1, "health needs no token"
+        door.rules._service_tokens = ()
+        door.rules._adjust_tokens = (b"another",)
+        door.rules._note_change()
+        assert await call(channel, **right) == b"hello", "no service token is left, so local callers are accepted"
+    async with serving() as door, door.channel() as channel:
+        page = {"metadata": [("origin", "https://evil.example")]}
+        assert (await refusal(channel, **page))[0] == grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_tls_asks_for_certificates_as_the_http_door_does(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    ca_file, cert_file, key_file = authority.files("agent")
+    files = {"tls_client_ca_file": ca_file, "tls_cert_file": cert_file, "tls_key_file": key_file}
+    async with serving(**files) as door:
+        root = {"root_certificates": ca_file.read_bytes() if ca_file else b""}
+        _, own_cert, own_key = authority.files("proxy", hosts=())
+        assert own_cert is not None
+        assert own_key is not None
+        own = {"certificate_chain": own_cert.read_bytes(), "private_key": own_key.read_bytes()}
+        async with door.channel(**root, **own) as channel:
+            assert await call(channel, b"large") == b"large" * 100
+        async with door.channel(**root) as channel:
+            assert (await refusal(channel))[0] == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_health_follows_readiness() -> None:
+    async with serving() as door, door.channel() as channel:
+        stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+        request = health_pb2.HealthCheckRequest(service="tests.Tests")
+        assert (await stub.Check(request)).status == 1
+        watch = stub.Watch(request)
+        assert (await watch.read()).status == 1
+        door.service.is_ready = False
+        assert (await watch.read()).status == 2
+        assert (await stub.Check(request)).status == 2
+        with pytest.raises(grpc.aio.AioRpcError, match="unknown service"):
+            await stub.Check(health_pb2.HealthCheckRequest(service="else"))
+        unknown = stub.Watch(health_pb2.HealthCheckRequest(service="else"))
+        assert (await unknown.read()).status == 3
+        watch.cancel()
+        unknown.cancel()
+        await until(lambda: not door.door.clients()[0].streams)
+
+
+async def test_streams_carry_more_than_the_windows_hold() -> None:
+    async with serving() as door, door.channel() as channel:
+        stream = channel.stream_stream(STREAM)(metadata=[("x", "y")])
+        sent = [b"%d" % number * 500 for number in range(1000)]
+
+        async def write() -> None:
+            for message in sent:
+                await stream.write(message)
+            await stream.done_writing()
+
+        writing = asyncio.create_task(write())
+        received = [message async for message in stream]
+        await writing
+        assert received == sent
+        failing = channel.stream_stream(STREAM)()
+        await failing.write(b"fail")
+        with pytest.raises(grpc.aio.AioRpcError, match="as requested: 100 %"):
+            await failing.read()
+        assert door.service.ended_streams == 1
+
+
+async def test_a_call_that_is_cancelled_is_known_and_forgotten() -> None:
+    async with serving() as door, door.channel() as channel:
+        task = asyncio.create_task(call(channel, path=HELD))
+        await until(lambda: door.service.held)
+        assert not door.service.held[0].has_disconnected
+        task.cancel()
+        await until(lambda: door.service.held[0].has_disconnected)
+        door.service.held[0].respond(b"too late")
+        assert await call(channel) == b"hello"
+
+
+async def test_a_connection_has_so_many_calls_at_a_time() -> None:
+    async with serving(max_streams=5) as door, door.channel() as channel:
+        tasks = [asyncio.create_task(call(channel, path=HELD)) for _ in range(8)]
+        await until(lambda: len(door.service.held) == 5)
+        assert door.door.clients()[0].streams == 5
+        while not all(task.done() for task in tasks):
+            for each in door.service.held[:]:
+                each.respond(b"")
+                door.service.held.remove(each)
+            await asyncio.sleep(0)
+        assert len(await asyncio.gather(*tasks)) == 8
+
+
+async def test_calls_under_way_end_before_the_door_closes() -> None:
+    async with serving() as door:
+        channel = door.channel()
+        stream = channel.stream_stream(STREAM)()
+        await stream.write(b"one")
+        assert await stream.read() == b"one"
+        task = asyncio.create_task(call(channel, path=HELD))
+        await until(lambda: door.service.held)
+        asyncio.get_running_loop().call_later(0.5, lambda: door.service.held[0].respond(b"late"))
+    assert await task == b"late"
+    assert await stream.read() == grpc.aio.EOF, "streams are told to end"
+    assert await stream.code() == grpc.StatusCode.OK
+    assert not door.door.clients()
+    assert (await refusal(channel))[0] == grpc.StatusCode.UNAVAILABLE
+    await channel.close()
+
+
+async def test_silent_clients_are_dropped() -> None:
+    async with serving(ConnectionLimits(request_timeout_s=0.2)) as door:
+        host, _, port = door.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        while await asyncio.wait_for(reader.read(1000), 60):
+            pass  # its settings
+        writer.close()
+        http, http_writer = await asyncio.open_connection(host, int(port))
+        http_writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"this port serves HTTP/2 only" in await asyncio.wait_for(http.read(), 60)
+        http_writer.close()
+
+
+async def test_http2_is_spoken_as_h2spec_demands(anyio_backend: tuple[str, dict[str, bool]]) -> None:
+    """Run all 146 cases of h2spec: frames, states, flow control, header compression, malformed requests."""
+    h2spec = part("h2spec") / "bin" / "h2spec"
+    async with serving() as door:
+        host, _, port = door.address.rpartition(":")
+        command = [str(h2spec), "-h", host, "-p", port, "-o", "30"]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert " 0 skipped, 0 failed" in done.stdout
