@@ -10,7 +10,7 @@ from functools import partial
 import structlog
 import uvloop
 
-from benchmarks import agent, booking, central, coordinator, failures, finance, keys
+from benchmarks import agent, booking, central, coordinator, envoy, failures, finance, keys
 from benchmarks.allocation import run as allocation
 from benchmarks.allocation import wan
 from benchmarks.frame import FEWEST_TURNS, Lines, conditions, publish, show, write
@@ -27,6 +27,7 @@ BENCHMARKS: Mapping[str, Run] = {
     "booking": booking.run,
     "central": central.run,
     "coordinator": coordinator.run,
+    "envoy": envoy.run,
     "failures": failures.run,
     "finance": finance.run,
     "keys": keys.run,
@@ -34,7 +35,7 @@ BENCHMARKS: Mapping[str, Run] = {
 }
 ONLY_HELP = f"they are printed and not written ({', '.join((*peers.SECTIONS, *peers.KINDS_OF_KEYS))})"
 ON_UVLOOP = {"allocation-wan", "coordinator"}  # the load is many connections; what is measured runs in this process
-PINNED = {"agent", "failures", "peers"}  # to cores of their own, where there are two
+PINNED = {"agent", "envoy", "failures", "peers"}  # to cores of their own, where there are two
 
 
 def main() -> None:

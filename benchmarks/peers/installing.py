@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import venv
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -73,8 +73,8 @@ class Installed(NamedTuple):
         return Path(found) if found else None
 
 
-def install() -> Installed:
-    """Install what is missing, and again what is made from something else by now."""
+def install(only: Collection[str] = ()) -> Installed:
+    """Install what is missing, and again what is made from something else by now; all of it if none is named."""
     loadgen = HERE / GENERATOR
     steps: dict[str, tuple[Callable[[], None], Iterable[str]]] = {
         GENERATOR: (_build_generator, (path.read_text() for path in sorted(loadgen.glob("*.*")))),
@@ -84,6 +84,8 @@ def install() -> Installed:
     }
     missing: dict[str, str] = {}
     for name, (make, made_from) in steps.items():
+        if only and name not in only:
+            continue
         try:
             _make_once(name, make, made_from)
         except NotInstalledError as error:

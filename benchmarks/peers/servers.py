@@ -92,7 +92,7 @@ def _check_request(route: str) -> Request:
 def peers(installed: Installed, first_port: int, directory: Path) -> Iterator[Peer]:
     """Return the servers that this machine has."""
     if ratelimit := installed.program("ratelimit"):
-        yield _ratelimit(ratelimit, first_port, directory)
+        yield envoyproxy_ratelimit(ratelimit, first_port, directory)
     if limitador := installed.program("limitador-server"):
         yield from _limitador(limitador, first_port + 10, directory)
     if gubernator := installed.program("gubernator"):
@@ -102,7 +102,7 @@ def peers(installed: Installed, first_port: int, directory: Path) -> Iterator[Pe
 # --- envoyproxy/ratelimit
 
 
-def _ratelimit(program: Path, first_port: int, directory: Path) -> Peer:
+def envoyproxy_ratelimit(program: Path, first_port: int, directory: Path) -> Peer:
     store_port = first_port + 3
     config = directory / "ratelimit" / "config"
     config.mkdir(parents=True)

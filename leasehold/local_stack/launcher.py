@@ -148,6 +148,7 @@ class _Launcher:
         stack = {
             "coordinator": self._plan.coordinator_url,
             "agents": {region: self._plan.agent_url(region) for region in REGIONS},
+            "grpc": {region: f"{embedded.LOOPBACK}:{self._plan.grpc_port(region)}" for region in REGIONS},
             "tokens": secrets.tokens,
             "postgres": urls.postgres,
             "stores": {region: urls.store(region) for region in REGIONS},
@@ -259,6 +260,7 @@ class _Urls:
             "STORE_URL": self.store(region),
             "HOST": embedded.LOOPBACK,
             "PORT": self._plan.agent_port(region),
+            "GRPC_PORT": self._plan.grpc_port(region),
             "RETURN_ON_STOP": "true",
             "LAME_DUCK_MS": 0,  # no load balancer looks at /readyz here
         }

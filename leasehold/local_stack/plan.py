@@ -13,7 +13,7 @@ REGIONS = ("us-east", "eu-west", "ap-south")
 DELAY_MS = {"us-east": 40, "eu-west": 70, "ap-south": 100}
 
 DEFAULT_BASE_PORT = 8400
-_AGENTS, _RELAY, _POSTGRES, _STORES = 11, 21, 32, 79  # offsets from the base, which is the coordinator's
+_AGENTS, _GRPC, _RELAY, _POSTGRES, _STORES = 11, 15, 21, 32, 79  # offsets from the base, which is the coordinator's
 URL_VARIABLE = "LEASEHOLD_MIGRATE_DATABASE_URL"  # `leasehold migrate` reads it too
 COORDINATOR_URL_VARIABLE = "LEASEHOLD_MIGRATE_COORDINATOR_URL"  # the URL that coordinators will use
 HIGHEST_BASE_PORT = 65535 - _STORES - len(REGIONS)
@@ -48,6 +48,9 @@ class StackPlan:
     def agent_port(self, region: str) -> int:
         return self.base_port + _AGENTS + REGIONS.index(region)
 
+    def grpc_port(self, region: str) -> int:
+        return self.base_port + _GRPC + REGIONS.index(region)
+
     def relay_port(self, region: str) -> int:
         return self.base_port + _RELAY + REGIONS.index(region)
 
@@ -73,6 +76,7 @@ class StackPlan:
         yield self.coordinator_port, "the coordinator"
         for region in REGIONS:
             yield self.agent_port(region), f"the agent of {region}"
+            yield self.grpc_port(region), f"the gRPC door of {region}"
             if self.wan:
                 yield self.relay_port(region), f"the relay of {region}"
             if region not in self.stores:

@@ -23,7 +23,7 @@ def ports(plan: StackPlan) -> list[int]:
 @pytest.mark.parametrize("base", [1024, DEFAULT_BASE_PORT, HIGHEST_BASE_PORT])
 def test_every_port_is_a_port_and_has_one_purpose(base: int) -> None:
     planned = ports(StackPlan(DATA, base, wan=True))
-    assert len(planned) == len(set(planned)) == 1 + 1 + 3 * len(REGIONS)
+    assert len(planned) == len(set(planned)) == 1 + 1 + 4 * len(REGIONS)
     assert min(planned) == base
     assert max(planned) <= 65535
 
