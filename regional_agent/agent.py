@@ -1,7 +1,7 @@
 """The composition of one agent: its parts, and the loops that it runs."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from heapq import nlargest
@@ -32,6 +32,7 @@ from regional_agent.decision_log.losses import Losses
 from regional_agent.decision_log.recorder import DecisionRecorder
 from regional_agent.decision_log.sender import DecisionSender
 from regional_agent.diagnosis.gather import examine_agent
+from regional_agent.envoy.door.clients import GrpcClient
 from regional_agent.health import AgentHealth
 from regional_agent.leasing.coordinator_client import CoordinatorClient
 from regional_agent.leasing.feeds import Feed
@@ -116,6 +117,7 @@ class RegionalAgent:
         )
         terms = settings.jwt_terms()
         self.jwt_verifier = None if terms is None else JwtVerifier(terms, self.metrics.registry)
+        self.grpc_clients: Callable[[], Sequence[GrpcClient]] = list  # of the gRPC door, if there is one
         self.health = AgentHealth(self, clock)
         self.diagnosis = SelfDiagnosis(partial(examine_agent, self, clock, unknown), clock)
         for cell in self.cells:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime
+from operator import attrgetter
 
 from msgspec import Struct
 
@@ -22,6 +23,7 @@ from web.tls.certificates import CertificateStatus
 
 MOST_LEASES = 1000
 MAX_HOT_KEYS = 20
+MOST_GRPC_CLIENTS = 100
 STORE_S = 0.5  # for everything that is read from the store: the rest is answered even while the store hangs
 MOST_REFUSALS = 20  # that are shown in full
 
@@ -99,6 +101,15 @@ class CellStatus(Struct, frozen=True, kw_only=True):
     breaker: BreakerState
 
 
+class GrpcClientStatus(Struct, frozen=True, kw_only=True):
+    """A client that is connected to the gRPC door."""
+
+    address: str
+    connected_ms: Units
+    calls: Units  # since it connected
+    streams: Units  # calls under way
+
+
 class CoordinatorStatus(Struct, frozen=True, kw_only=True):
     """One of the coordinator's addresses."""
 
@@ -114,6 +125,8 @@ class Status(Struct, frozen=True, kw_only=True):
     coordinator_release: str | None  # as the coordinator stated it last
     coordinators: list[CoordinatorStatus]  # in order of preference
     certificates: list[CertificateStatus]  # that this agent shows, and when they end
+    grpc_clients: list[GrpcClientStatus]  # of this worker's gRPC door, those with most calls first
+    more_grpc_clients: Units
     epoch: Units | None  # in a Cluster the newest of all cells
     lanes: Units | None
     cells: list[CellStatus]  # of a Cluster
@@ -154,6 +167,7 @@ class _Stored(Struct, frozen=True, kw_only=True):
 async def status_of(region: RegionalAgent, health: Health) -> Status:
     incarnations = [cell.epochs.current for cell in region.cells]
     stored = await _stored_in_time(region)
+    clients = _grpc_clients(region)
     return Status(
         region=region.settings.region,
         agent=region.settings.name,
@@ -161,6 +175,8 @@ async def status_of(region: RegionalAgent, health: Health) -> Status:
         coordinator_release=region.coordinator_release,
         coordinators=_coordinators(region),
         certificates=region.tls.certificates.status(),
+        grpc_clients=clients[:MOST_GRPC_CLIENTS],
+        more_grpc_clients=max(0, len(clients) - MOST_GRPC_CLIENTS),
         epoch=max((incarnation.epoch for incarnation in incarnations if incarnation), default=None),
         lanes=max((incarnation.lanes for incarnation in incarnations if incarnation), default=None),
         cells=_cells(region),
@@ -187,6 +203,16 @@ async def status_of(region: RegionalAgent, health: Health) -> Status:
         shares=[share for cell in region.cells for share in _shares(cell)][:MOST_LEASES],
         slot_shares=[share for cell in region.cells for share in _slot_shares(cell)][:MOST_LEASES],
     )
+
+
+def _grpc_clients(region: RegionalAgent) -> list[GrpcClientStatus]:
+    clients = sorted(region.grpc_clients(), key=attrgetter("calls"), reverse=True)
+    return [
+        GrpcClientStatus(
+            address=each.address, connected_ms=int(each.connected_s * 1000), calls=each.calls, streams=each.streams
+        )
+        for each in clients
+    ]
 
 
 def _coordinators(region: RegionalAgent) -> list[CoordinatorStatus]:

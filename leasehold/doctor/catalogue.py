@@ -9,6 +9,7 @@ from coordinator.diagnosis.rules import (
     SCHEMA_CHECKS,
     SERVER_CHECKS,
 )
+from leasehold.doctor.envoy import ENVOY_CHECKS
 from leasehold.doctor.rules import OUTSIDE_CHECKS
 from protocol.diagnosis.checks import Check
 from regional_agent.diagnosis.rules import AGENT_CHECKS, STORE_CHECKS
@@ -20,6 +21,7 @@ CATALOGUE: dict[str, tuple[Check[Any], ...]] = {
     "Ledger": LEDGER_CHECKS,
     "Agents": AGENT_CHECKS,
     "Stores": STORE_CHECKS,
+    "Configurations of Envoy": ENVOY_CHECKS,
 }
 
 

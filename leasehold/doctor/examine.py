@@ -5,12 +5,14 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 
 from coordinator.diagnosis.examine import read_and_examine_database, unexamined_database
+from leasehold.doctor.envoy import ENVOY_CHECKS, examine_envoy
 from leasehold.doctor.facts import AccessFacts, ClockFacts, ReleaseFacts
 from leasehold.doctor.probes import probe_health, probe_tls, read_own_checks, reason_of
 from leasehold.doctor.rules import ACCESS_CHECK, CLOCK_CHECK, HEALTH_CHECK, RELEASE_CHECK, TLS_CHECK
@@ -37,6 +39,7 @@ class Installation:
     database_url: str | None = None
     store_urls: Sequence[str] = ()
     store_access: StoreAccess = field(default_factory=StoreAccess)
+    envoy_files: Sequence[Path] = ()
     tls: ssl.SSLContext = field(default_factory=ssl.create_default_context)
     timeout_s: float = 10.0
 
@@ -59,6 +62,10 @@ class Doctor:
             ]
             parts += [self._database(told.database_url)] if told.database_url else []
             parts += [self._store(url) for url in told.store_urls]
+            parts += [
+                self._within(ENVOY_CHECKS[0], str(path), examine_envoy(path, told.timeout_s))
+                for path in told.envoy_files
+            ]
             found = [result for results in await asyncio.gather(*parts) for result in results]
         found += judge([RELEASE_CHECK], ReleaseFacts(self._releases), "installation")
         found += judge([CLOCK_CHECK], next(iter(self._clocks), ClockFacts(None)), "this machine")

@@ -25,6 +25,7 @@ async def serving_grpc(
 ) -> AsyncIterator[GrpcDoor]:
     """Serve Envoy's protocols on a socket that is open already."""
     door = make_door(region, callers, limits, is_ready)
+    region.grpc_clients = door.clients
     tls = region.tls.grpc
     async with door.serving(listener.socket, tls):
         scheme = "grpc" if tls is None else "grpcs"

@@ -44,6 +44,10 @@ def doctor(
             "--store-url", envvar=STORES, help=f"Ask this store as well, and measure it; repeatable. {VISIBLE}"
         ),
     ] = None,
+    envoy: Annotated[
+        list[Path] | None,
+        typer.Option("--envoy", dir_okay=False, help="Check this configuration of Envoy as well; repeatable."),
+    ] = None,
     ca_file: Annotated[
         Path | None,
         typer.Option(
@@ -75,7 +79,7 @@ def doctor(
         _print_list(as_json=as_json)
         return
     _refuse_unknown(check or [])
-    found = _examined(_installation(url, agent, database_url, store_url, ca_file, timeout), check or [])
+    found = _examined(_installation(url, agent, database_url, store_url, envoy, ca_file, timeout), check or [])
     _print(found, problems=problems, as_json=as_json)
     counted = _counts(found)
     if counted["failed"] or (strict and counted["warning"]):
@@ -87,6 +91,7 @@ def _installation(
     agents: list[str] | None,
     database_url: str | None,
     stores: list[str] | None,
+    envoy: list[Path] | None,
     ca_file: Path | None,
     timeout_s: float,
 ) -> "Installation":
@@ -108,6 +113,7 @@ def _installation(
         database_url=database_url,
         store_urls=stores or [],
         store_access=StoreAccess(ca_file=ca_file),
+        envoy_files=envoy or [],
         tls=tls,
         timeout_s=timeout_s,
     )

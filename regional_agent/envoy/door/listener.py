@@ -12,6 +12,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from regional_agent.envoy.door.callers import DoorCallers
+from regional_agent.envoy.door.clients import GrpcClient
 from regional_agent.envoy.door.connection import GrpcConnection
 from regional_agent.envoy.door.metrics import GrpcMetrics
 from web.connections import SILENT, ConnectionLimits
@@ -26,15 +27,6 @@ class DoorLimits(NamedTuple):
     max_streams: int  # of a connection
     max_message_bytes: int
     max_header_bytes: int
-
-
-class GrpcClient(NamedTuple):
-    """A client that is connected."""
-
-    address: str
-    connected_s: float
-    calls: int
-    streams: int
 
 
 class GrpcDoor:

@@ -90,7 +90,12 @@ class Door:
 async def serving(
     limits: ConnectionLimits | None = None, max_streams: int = 100, **settings: Any
 ) -> AsyncIterator[Door]:
-    given = {"region": "us-east", "coordinator_url": "http://nowhere", "coordinator_token": "x", "grpc_port": 0}
+    given: dict[str, Any] = {
+        "region": "us-east",
+        "coordinator_url": "http://nowhere",
+        "coordinator_token": "x",
+        "grpc_port": 0,
+    }
     whole = AgentSettings(**given | {"store_url": "redis://127.0.0.1"} | settings)
     rules, service = CallerRules(whole), TestService()
     callers = DoorCallers(rules, service.methods(), public=(health.CHECK, health.WATCH))
@@ -130,29 +135,28 @@ async def test_calls_are_answered_and_refused_by_name() -> None:
 
 async def test_callers_are_those_of_the_http_door() -> None:
     async with serving(service_token=TOKEN) as door, door.channel() as channel:
-        right, wrong = (
-            {"metadata": [("authorization", f"Bearer {token}")]} for token in (TOKEN, "another-token-of-tests")
-        )
+        right: dict[str, Any] = {"metadata": [("authorization", f"Bearer {TOKEN}")]}
+        wrong: dict[str, Any] = {"metadata": [("authorization", "Bearer another-token-of-tests")]}
         assert (await refusal(channel))[0] == grpc.StatusCode.UNAUTHENTICATED
         assert (await refusal(channel, **wrong))[0] == grpc.StatusCode.UNAUTHENTICATED
         assert [await call(channel, **right) for _ in range(3)] == [b"hello"] * 3
-        health_stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+        health_stub = health_pb2_grpc.HealthStub(channel)
         assert (await health_stub.Check(health_pb2.HealthCheckRequest())).status == 1, "health needs no token"
         door.rules._service_tokens = ()
         door.rules._adjust_tokens = (b"another",)
         door.rules._note_change()
         assert await call(channel, **right) == b"hello", "no service token is left, so local callers are accepted"
     async with serving() as door, door.channel() as channel:
-        page = {"metadata": [("origin", "https://evil.example")]}
+        page: dict[str, Any] = {"metadata": [("origin", "https://evil.example")]}
         assert (await refusal(channel, **page))[0] == grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_tls_asks_for_certificates_as_the_http_door_does(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     ca_file, cert_file, key_file = authority.files("agent")
-    files = {"tls_client_ca_file": ca_file, "tls_cert_file": cert_file, "tls_key_file": key_file}
+    files: dict[str, Any] = {"tls_client_ca_file": ca_file, "tls_cert_file": cert_file, "tls_key_file": key_file}
     async with serving(**files) as door:
-        root = {"root_certificates": ca_file.read_bytes() if ca_file else b""}
+        root: dict[str, Any] = {"root_certificates": ca_file.read_bytes() if ca_file else b""}
         _, own_cert, own_key = authority.files("proxy", hosts=())
         assert own_cert is not None
         assert own_key is not None
@@ -165,7 +169,7 @@ async def test_tls_asks_for_certificates_as_the_http_door_does(tmp_path: Path) -
 
 async def test_health_follows_readiness() -> None:
     async with serving() as door, door.channel() as channel:
-        stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+        stub = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service="tests.Tests")
         assert (await stub.Check(request)).status == 1
         watch = stub.Watch(request)

@@ -1,0 +1,92 @@
+"""`leasehold doctor --envoy` names the faults that people paste most."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from leasehold.doctor.envoy import ENVOY_CHECKS, SETTINGS, EnvoyFacts, examine_envoy
+from protocol.diagnosis.checks import CheckState, judge
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "envoy" / "envoy.yaml"
+GOOD: dict[str, Any] = {
+    "domain": "edge",
+    "timeout": "0.25s",
+    "rate_limit_service": {
+        "transport_api_version": "V3",
+        "grpc_service": {"envoy_grpc": {"cluster_name": "leasehold"}},
+    },
+}
+CLUSTER: dict[str, Any] = {"name": "leasehold", "http2_protocol_options": {}, "health_checks": [{}]}
+
+
+def states(cluster: dict[str, Any] | None = CLUSTER, *, answers: Any = (), sends: bool = True, **changed: Any) -> Any:
+    clusters = None if cluster is None else {cluster["name"]: cluster}
+    facts = EnvoyFacts(GOOD | changed, sends, clusters, dict(answers))
+    return {each.check.removeprefix("envoy_"): each.state.value for each in judge(ENVOY_CHECKS, facts, "envoy")}
+
+
+def test_a_good_configuration_has_no_faults() -> None:
+    assert set(states(answers=[("a:1", "")]).values()) == {"ok"}
+    assert set(states(None)) == {"filter", "descriptors", "timeout"}, "with xDS a file has no clusters"
+
+
+@pytest.mark.parametrize(
+    ("options", "check", "state"),
+    [
+        ({"domain": ""}, "filter", "failed"),
+        ({"rate_limit_service": {"grpc_service": {}}}, "filter", "failed"),
+        ({"cluster": CLUSTER | {"name": "other"}}, "filter", "failed"),
+        ({"enable_x_ratelimit_headers": "DRAFT_VERSION_03"}, "filter", "warning"),
+        ({"sends": False}, "descriptors", "warning"),
+        ({"timeout": "0.02s"}, "timeout", "warning"),
+        ({"timeout": "a while"}, "timeout", "unknown"),
+        ({"cluster": {"name": "leasehold", "health_checks": [{}]}}, "cluster", "failed"),
+        ({"cluster": {"name": "leasehold", "http2_protocol_options": {}}}, "cluster", "warning"),
+        ({"answers": [("a:1", ""), ("b:1", "refused")]}, "door", "failed"),
+    ],
+)
+def test_each_fault_is_named(options: dict[str, Any], check: str, state: str) -> None:
+    assert states(**options)[check] == state
+
+
+def test_the_default_timeout_is_too_short() -> None:
+    facts = EnvoyFacts({name: value for name, value in GOOD.items() if name != "timeout"}, True, None, {})
+    [found] = [each for each in judge(ENVOY_CHECKS, facts, "envoy") if each.check == "envoy_timeout"]
+    assert found.state is CheckState.WARNING
+    assert found.found == "after 0.02s requests pass without a limit (failure_mode_deny)"
+
+
+async def door(first: bytes) -> tuple[asyncio.Server, int]:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(first)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    return server, server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize(("kind", "state"), [(SETTINGS, "ok"), (0, "failed"), (None, "failed")])
+def test_the_example_is_examined_with_its_agents(kind: int | None, state: str, tmp_path: Path) -> None:
+    async def examine() -> Any:
+        server, port = await door(b"" if kind is None else bytes((0, 0, 0, kind, 0, 0, 0, 0, 0)))
+        config = yaml.safe_load(EXAMPLE.read_text().replace("8412", str(port)))
+        path = tmp_path / "envoy.yaml"
+        path.write_text(yaml.safe_dump(config))
+        async with server:
+            return await examine_envoy(path, 30)
+
+    found = {each.check: each.state.value for each in asyncio.run(examine())}
+    assert found.pop("envoy_door") == state
+    assert set(found.values()) == {"ok"}
+    assert len(found) == len(ENVOY_CHECKS) - 1
+
+
+def test_what_is_no_configuration_is_unknown(tmp_path: Path) -> None:
+    for text in ("{", "a: b", ""):
+        path = tmp_path / "envoy.yaml"
+        path.write_text(text)
+        assert {each.state.value for each in asyncio.run(examine_envoy(path, 1))} == {"unknown"}
+    assert {each.state.value for each in asyncio.run(examine_envoy(tmp_path / "none", 1))} == {"unknown"}
