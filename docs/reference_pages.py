@@ -23,6 +23,7 @@ from coordinator.metrics import CoordinatorMetrics
 from coordinator.settings import CoordinatorSettings
 from leasehold.doctor.catalogue import CATALOGUE
 from protocol.problems import PROBLEMS
+from regional_agent.envoy.door.metrics import GrpcMetrics
 from regional_agent.main import create_app as create_agent
 from regional_agent.settings import AgentSettings
 from web.connections import ConnectionLimits
@@ -135,6 +136,7 @@ def _registries() -> dict[str, CollectorRegistry]:
     ConnectionLimits(registry=coordinator)
     JwtMetrics(coordinator)
     JwtMetrics(agent.state.region.metrics.registry)
+    GrpcMetrics(agent.state.region.metrics.registry)
     FailedHandshakes(coordinator)
     Certificates({}, coordinator)
     return {"agent": agent.state.region.metrics.registry, "coordinator": coordinator}

@@ -50,6 +50,7 @@ coordinator:
 agent:
   region: ap-south
   kind: DaemonSet
+  grpcPort: 8412
   lameDuckSeconds: 20
   secrets: [COORDINATOR_TOKEN, STORE_URL, STORE_PASSWORD, SERVICE_TOKEN, ADJUST_TOKEN]
   settings: {WORKERS: 2, STORE_CHECK_HOSTNAME: false, JWT_ISSUER: "https://login.example.com", JWT_AUDIENCE: leasehold}
@@ -168,6 +169,19 @@ def test_pods_have_the_time_to_leave(helm: Path, values: Path) -> None:
         if component == "agent":
             lame_duck_s = int(environment_of(pod["containers"][0])["LEASEHOLD_AGENT_LAME_DUCK_MS"]) / 1000
             assert pod["terminationGracePeriodSeconds"] >= lame_duck_s + 10
+
+
+@pytest.mark.parametrize(
+    ("values", "ports"), [("one region", ["http"]), ("everything", ["http", "grpc"])], indirect=["values"]
+)
+def test_envoy_reaches_agents_where_the_chart_opens_the_port(helm: Path, values: Path, ports: list[str]) -> None:
+    found = manifests_in(rendered(helm, "--values", values))
+    [pod] = [pod for component, pod in pods_in(found) if component == "agent"]
+    assert [each["name"] for each in pod["containers"][0]["ports"]] == ports
+    assert ("LEASEHOLD_AGENT_GRPC_PORT" in environment_of(pod["containers"][0])) == ("grpc" in ports)
+    kinds = {each["kind"]: each["spec"] for each in found if each["metadata"]["name"].endswith("-agent")}
+    assert [each["targetPort"] for each in kinds["Service"]["ports"]] == ports
+    assert [each["port"] for each in kinds["NetworkPolicy"]["ingress"][0]["ports"]] == ports
 
 
 @pytest.mark.parametrize("values", ["everything"], indirect=True)
