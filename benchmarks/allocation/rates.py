@@ -24,7 +24,8 @@ from benchmarks.allocation.traces import (
     zipf,
 )
 from benchmarks.frame import Case, Figure, figure
-from coordinator.shared_limits.rules import DemandReport, Grant, Member, Shared, fair_shares, share_out, terms_of
+from coordinator.shared_limits.rules import DemandReport, Grant, Shared, share_out, terms_of
+from protocol.limits.fair_shares import Member, fair_shares
 from protocol.limits.rates import Sharing
 from regional_agent.shared_limits.rules import (
     CHECK_FALL_MS,

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from coordinator.shared_limits.rules import KEPT_MS, LONGEST_MS, Member, Shared, terms_of_slots
+from coordinator.shared_limits.rules import KEPT_MS, LONGEST_MS, Shared, terms_of_slots
 from coordinator.shared_limits.share_rates import decide
+from protocol.limits.fair_shares import Member
 from protocol.limits.rates import base_slots
 from protocol.messages import SharesRequest, SlotReport, SlotShare
 from protocol.outcomes import HoldOutcome

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from coordinator.rebalancing.rules.region_settings import NOTHING_SET, FloorHold, Holds, Setting, Settings, amount
-from coordinator.shared_limits.rules import SLOT_MICRO, Member, SharingTerms, terms_of, terms_of_slots
+from coordinator.shared_limits.rules import SLOT_MICRO, SharingTerms, terms_of, terms_of_slots
 from protocol.identifiers import parse_quota_key, wider_keys
 from protocol.limits.document import (
     UNLIMITED,
@@ -25,6 +25,7 @@ from protocol.limits.document import (
     sharing_of,
     slot_ttl_ms,
 )
+from protocol.limits.fair_shares import Member
 from protocol.limits.rates import MAX_RATE_MICRO, Sharing, parse_rate
 from protocol.outcomes import GrantRefusal
 from protocol.periods import Calendar, Period, calendar_of

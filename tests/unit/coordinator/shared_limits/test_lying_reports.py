@@ -19,7 +19,7 @@ from coordinator.shared_limits.rules import (
     share_out,
     terms_of_slots,
 )
-from coordinator.shared_limits.rules import Member as Weighed
+from protocol.limits.fair_shares import Member as Weighed
 from protocol.limits.rates import MAX_RATE_MICRO, Sharing
 from protocol.units import MAX_UNITS
 from tests.unit.coordinator.shared_limits.test_rules import LIMIT, NAMES, World, terms

@@ -17,19 +17,16 @@ from coordinator.shared_limits.rules import (
     LONGEST_MS,
     NANO_UNITS,
     PAID_BACK_IN_MS,
-    Bound,
     DemandReport,
     Grant,
-    Member,
     Shared,
     SharingTerms,
     count,
-    fair_shares,
-    fill,
     hear,
     share_out,
     terms_of,
 )
+from protocol.limits.fair_shares import Bound, Member, fair_shares, fill
 from protocol.limits.rates import Sharing
 
 LIMIT = 90_000_000
