@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from heapq import nlargest
 from operator import attrgetter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 from msgspec.structs import replace
@@ -55,12 +55,17 @@ from regional_agent.tls import tls_of
 from web.credentials.verify_jwt import JwtVerifier
 from web.diagnosis.self_diagnosis import SelfDiagnosis
 
+if TYPE_CHECKING:
+    from regional_agent.envoy.quota.streams import RateLimitQuotaService
+
 log = structlog.get_logger()
 
 RETRY_S = 0.2
 
 
 class RegionalAgent:
+    proxy_quotas: "RateLimitQuotaService | None" = None  # of the gRPC door
+
     def __init__(self, settings: AgentSettings, clock: Clock, unknown: Sequence[UnknownSetting] = ()) -> None:
         """`unknown`: variables of the environment that look like settings, and that no setting reads."""
         self.settings = settings
@@ -270,6 +275,8 @@ class RegionalAgent:
         self.metrics.coordinator_addresses.show(self.coordinator.addresses)
         self.metrics.hot_keys.show(self.hottest(MAX_HOT_KEYS))
         self.health.measure()
+        if self.proxy_quotas is not None:
+            self.proxy_quotas.measure(self.metrics.proxy_quotas)
         self._measure_configuration()
         now_ms = self._clock.monotonic_ms()
         failing_ms = max(cell.quotas.contact.failing_ms(now_ms) for cell in self.cells)

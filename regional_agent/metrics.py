@@ -249,6 +249,27 @@ class HotKeyMetrics(DeclaredMetrics):
                 self._keys.labels(key.quota).set(key.demand_milli / 1000)
 
 
+class ProxyQuotaMetrics(DeclaredMetrics):
+    """What Envoy's quota protocol does at this agent."""
+
+    proxies = gauge("leasehold_quota_proxies", "Proxies that are connected by Envoy's quota protocol (RLQS).")
+    buckets = gauge("leasehold_quota_buckets", "Buckets that proxies report.")
+    refused_buckets = gauge(
+        "leasehold_quota_refused_buckets", "Buckets that are denied because their policy has no parts to assign."
+    )
+    rates = gauge("leasehold_quota_divided_rates", "Rates that are divided among proxies.")
+    reports = total("leasehold_quota_reports", "Reports of buckets that proxies sent.")
+    ignored = total("leasehold_quota_ignored_reports", "Reports of buckets beyond the limit of a proxy's buckets.")
+    messages = total("leasehold_quota_messages", "Messages with assignments that were sent to proxies.")
+    oldest = gauge(
+        "leasehold_quota_oldest_assignment_seconds", "Age of the oldest assignment of a proxy that is connected."
+    )
+    overshoot = gauge(
+        "leasehold_quota_overshoot_ratio",
+        "What proxies admitted beyond share and burst, as a part of its bound: the highest of all rates so far.",
+    )
+
+
 class RefusalMetrics(DeclaredMetrics):
     items = counter(
         "leasehold_exchange_items_refused",
@@ -316,6 +337,7 @@ class AgentMetrics(DeclaredMetrics):
         self.configuration = ConfigurationMetrics(self.registry)
         self.library = LibraryMetrics(self.registry)
         self.refusals = RefusalMetrics(self.registry)
+        self.proxy_quotas = ProxyQuotaMetrics(self.registry)
         self.epochs = EpochMetrics(self.registry)
         self.partition = PartitionMetrics(self.registry)
         self.hot_keys = HotKeyMetrics(self.registry)

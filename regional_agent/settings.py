@@ -146,6 +146,16 @@ class AgentSettings(JwtSettings):
         examples=[1_000],
         description="Calls that one connection of the gRPC door may have under way.",
     )
+    quota_max_proxies: int = Field(
+        default=500,
+        ge=1,
+        le=100_000,
+        examples=[500],
+        description="Proxies that may be connected by Envoy's quota protocol (RLQS).",
+    )
+    quota_max_buckets: int = Field(
+        default=5_000, ge=1, le=1_000_000, examples=[5_000], description="Buckets that one such proxy may report."
+    )
     grpc_max_message_bytes: int = Field(
         default=256 * 1024, ge=1024, le=64 * 1024 * 1024, examples=[262_144], description="Largest message of gRPC."
     )

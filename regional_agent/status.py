@@ -14,6 +14,7 @@ from protocol.limits.rates import Rate
 from protocol.units import Units
 from regional_agent.agent import RegionalAgent
 from regional_agent.cluster.cell import Cell
+from regional_agent.envoy.quota.status import QuotaStatus, quota_status
 from regional_agent.shared_limits.shared_limit import SLOT_MICRO
 from regional_agent.store.connection import KEEPS_ALL, StoreError, StoreUnavailable
 from regional_agent.store.library import idle_libraries
@@ -152,6 +153,7 @@ class Status(Struct, frozen=True, kw_only=True):
     hot_keys: list[HotKeyStatus]  # the hottest first
     shares: list[ShareStatus]
     slot_shares: list[SlotShareStatus]
+    proxy_quotas: QuotaStatus | None  # what Envoy's quota protocol does here; null without a gRPC door
 
 
 class _Stored(Struct, frozen=True, kw_only=True):
@@ -202,6 +204,7 @@ async def status_of(region: RegionalAgent, health: Health) -> Status:
         hot_keys=[_hot_key(region, *key) for key in region.hottest(MAX_HOT_KEYS)],
         shares=[share for cell in region.cells for share in _shares(cell)][:MOST_LEASES],
         slot_shares=[share for cell in region.cells for share in _slot_shares(cell)][:MOST_LEASES],
+        proxy_quotas=_proxy_quotas(region),
     )
 
 
@@ -213,6 +216,11 @@ def _grpc_clients(region: RegionalAgent) -> list[GrpcClientStatus]:
         )
         for each in clients
     ]
+
+
+def _proxy_quotas(region: RegionalAgent) -> QuotaStatus | None:
+    service = region.proxy_quotas
+    return None if service is None else quota_status(service, region.cells[0].share_loop.now_ms())
 
 
 def _coordinators(region: RegionalAgent) -> list[CoordinatorStatus]:

@@ -14,7 +14,7 @@ from leasehold.cli.finance.statements import statement
 from leasehold.cli.finance.suspense import quarantine, suspense
 from leasehold.cli.finance.tenants import tenant
 from leasehold.cli.limits import quota
-from leasehold.cli.operations import doctor, regions
+from leasehold.cli.operations import doctor, envoy, regions
 from leasehold.cli.operations.lanes import lane
 from leasehold.cli.operations.rebalance import rebalance
 from leasehold.cli.operations.regions import region
@@ -50,7 +50,7 @@ def _options(
     """
 
 
-for module in (up, services, doctor, verify, limits, check, decisions, usage, regions):
+for module in (up, services, doctor, verify, limits, check, decisions, usage, regions, envoy):
     app.add_typer(module.commands)
 app.add_typer(quota, name="quota")
 app.add_typer(subscription, name="subscription")

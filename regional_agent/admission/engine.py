@@ -5,7 +5,7 @@ One script in the region's store decides all policies of a request at once. Wher
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Protocol, TypeVar
 
@@ -220,6 +220,15 @@ class AdmissionEngine:
         )
         if returned and self._epochs.current is not None:
             self._batcher.submit(self._epochs.current, RequestRun(StoreRequest("adjust", returned), 1, lambda _: None))
+
+    def adjust_rate(self, charge: RateCharge, on_outcome: Callable[[Outcome], None]) -> bool:
+        """Take the units of a charge, whatever its bucket has; below zero, return them. False without an epoch."""
+        incarnation = self._epochs.current
+        if incarnation is None:
+            return False
+        request = StoreRequest("adjust", (charge,))
+        self._batcher.submit(incarnation, RequestRun(request, 1, lambda outcomes: on_outcome(outcomes[0])))
+        return True
 
     def forget(self, quota: str) -> None:
         """Forget what is remembered of a rate's key: it has been reset."""

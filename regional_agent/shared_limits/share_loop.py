@@ -121,6 +121,20 @@ class ShareLoop:
         if is_urgent(nano_units, charge.burst, limit.demand_micro(now_ms), share_micro):
             self._report_at(limit, now_ms)
 
+    def record_proxies(
+        self, state: KeyState, charge: RateCharge, units: int, nano_units: int, rate_micro: int, now_ms: int
+    ) -> None:
+        """Count units that proxies requested since the last call. They decide by themselves, so no check shows them."""
+        if not charge.is_shared:
+            return
+        limit = state.shared or self._follow(state, _terms(charge), now_ms)
+        limit.terms = _terms(charge)
+        limit.demand.note(units, now_ms, 1)
+        is_little = needs_no_report(limit.demand_micro(now_ms), limit.base_share_micro, limit.nano_units)
+        if limit.due_ms is None and not is_little:
+            self._report_at(limit, now_ms)
+        self.record_bucket(state, charge, nano_units, rate_micro, now_ms)
+
     def record_slots(self, state: KeyState, charge: SlotCharge, policy: PolicyDecision, now_ms: int) -> None:
         """Count a request for slots. Report if none is left, or soon none will be."""
         is_denied = policy.reason == DenialReason.SLOTS_TAKEN

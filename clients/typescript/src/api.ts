@@ -251,6 +251,44 @@ export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
         /**
+         * AssignmentStatus
+         * @description What one proxy may admit of one bucket.
+         */
+        AssignmentStatus: {
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            age_ms: number;
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            allowed: number;
+            bucket: {
+                [key: string]: string;
+            };
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            denied: number;
+            proxy: string;
+            quotas: string[];
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            rate_milli: number;
+            reason: string;
+            rule: string | null;
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            tokens: number;
+        };
+        /**
          * BatchAnswer
          * @description One item for each check, in order.
          */
@@ -361,6 +399,43 @@ export interface components {
          */
         DenialCause: "cut_off" | "drained" | "expired" | "limit" | "never" | "no_lease" | "store";
         /**
+         * DividedRateStatus
+         * @description A rate that proxies of this agent have parts of.
+         */
+        DividedRateStatus: {
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            agent_micro: number;
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            bound_milli: number;
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            demand_micro: number;
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            overshoot_milli: number;
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            proxies: number;
+            quota: string;
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            share_micro: number;
+        };
+        /**
          * ExplainAnswer
          * @description For each policy of the document, in its order: does it match, and if not, which conditions are not met.
          */
@@ -375,6 +450,28 @@ export interface components {
                 [key: string]: string;
             };
             unmatched: components["schemas"]["Unmatched"] | null;
+        };
+        /**
+         * GrpcClientStatus
+         * @description A client that is connected to the gRPC door.
+         */
+        GrpcClientStatus: {
+            address: string;
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            calls: number;
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            connected_ms: number;
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            streams: number;
         };
         /**
          * Health
@@ -680,6 +777,49 @@ export interface components {
             type: string;
         };
         /**
+         * ProxyStatus
+         * @description A proxy that reports by Envoy's quota protocol (RLQS).
+         */
+        ProxyStatus: {
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            age_ms: number;
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            buckets: number;
+            connected: boolean;
+            domain: string;
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            messages: number;
+            proxy: string;
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            reported_ms_ago: number;
+        };
+        /**
+         * QuotaStatus
+         * @description What the quota protocol does at this agent.
+         */
+        QuotaStatus: {
+            assignments: components["schemas"]["AssignmentStatus"][];
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            more_assignments: number;
+            proxies: components["schemas"]["ProxyStatus"][];
+            rates: components["schemas"]["DividedRateStatus"][];
+        };
+        /**
          * ShareStatus
          * @description The region's share of a rate that this agent reports, in millionths of a unit per second.
          */
@@ -774,10 +914,16 @@ export interface components {
             coordinators: components["schemas"]["CoordinatorStatus"][];
             epoch: number | null;
             faults: string[];
+            grpc_clients: components["schemas"]["GrpcClientStatus"][];
             hot_keys: components["schemas"]["HotKeyStatus"][];
             incomplete: string | null;
             lanes: number | null;
             leases: components["schemas"]["LeaseStatus"][];
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            more_grpc_clients: number;
             /**
              * Format: int64
              * @description units, as an integer
@@ -789,6 +935,7 @@ export interface components {
              */
             more_slots: number;
             policy_version: number | null;
+            proxy_quotas: components["schemas"]["QuotaStatus"] | null;
             reasons: components["schemas"]["HealthReason"][];
             region: string;
             release: string;

@@ -27,7 +27,7 @@ from msgspec import Struct, field
 
 from protocol.limits.fair_shares import Member, fair_shares
 from protocol.limits.rates import MAX_RATE_MICRO
-from regional_agent.shared_limits.rules import RateDemand
+from regional_agent.shared_limits.rules import AVERAGES_MS, RateDemand
 
 NANO_UNITS = 1_000_000_000  # a millionth of a unit per second brings one per millisecond
 TICK_MS = 125  # from one division to the next, and from one payment to the next
@@ -89,8 +89,9 @@ class Part(Struct, eq=False):
         if now_ms < self.former_until_ms:
             return False
         more_micro = target_micro - self.assigned.rate_micro
-        part = LEFT if is_left and more_micro > 0 else CHANGED
-        return (is_over and more_micro < 0) or abs(more_micro) * part > self.assigned.rate_micro
+        is_short = is_left and more_micro > 0 and self.demand_micro > self.assigned.rate_micro
+        part = LEFT if is_short or (is_over and more_micro < 0) else CHANGED
+        return abs(more_micro) * part > self.assigned.rate_micro
 
     def is_reporting(self, now_ms: int) -> bool:
         return self.is_connected and now_ms < self.reported_ms + SILENT_MS
@@ -138,9 +139,12 @@ class Division(Struct, Generic[P], eq=False):
         Reports may be late and then follow each other at once, so their own time is believed as far as it says.
         """
         part = self.join(proxy, now_ms)
+        elapsed_ms = now_ms - part.reported_ms
         if elapsed_s:
-            elapsed_ms = min(max(now_ms - part.reported_ms, elapsed_s * 1000), elapsed_s * 1000 + 999)
-            part.demand.since_ms = now_ms - elapsed_ms
+            elapsed_ms = min(max(elapsed_ms, elapsed_s * 1000), elapsed_s * 1000 + 999)
+        part.demand.since_ms = now_ms - elapsed_ms
+        if elapsed_ms and not any(part.demand.averages):
+            part.demand.averages = (requested * 1000 / elapsed_ms,) * len(AVERAGES_MS)
         if requested:
             part.requested_ms = now_ms
         part.reported_ms = now_ms
@@ -218,7 +222,12 @@ class Division(Struct, Generic[P], eq=False):
         demands = [*(part.demand_micro for part in parts.values()), self.checks_micro]
         shares = fair_shares(limit_micro, members, demands)[:-1]
         held_micro = sum(part.in_force_micro(now_ms, self.fallback_micro) for part in parts.values())
-        is_over = held_micro > limit_micro + limit_micro // (2 * CHANGED)
+        lacking_micro = sum(
+            max(0, target - part.assigned.rate_micro)
+            for part, target in zip(parts.values(), shares, strict=True)
+            if (target - part.assigned.rate_micro) * CHANGED > part.assigned.rate_micro
+        )
+        is_over = held_micro + lacking_micro > limit_micro + limit_micro // LEFT
         is_left = held_micro < limit_micro - limit_micro // LEFT
         wanted = {
             proxy: target

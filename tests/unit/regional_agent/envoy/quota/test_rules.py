@@ -1,5 +1,6 @@
 """Proxies divide a share fairly, and admit no more beyond it than the published bound, whatever happens to them."""
 
+import os
 import random
 from collections.abc import Callable
 
@@ -216,3 +217,19 @@ def test_the_whole_share_may_be_used_by_one_proxy() -> None:
     play(made, fleet)
     rates = sorted(part.assigned.rate_micro for part in fleet.regions[0].division.parts.values())
     assert rates[-1] > 0.9 * made.limit * MICRO
+
+
+GATEWAYS, SECONDS = map(int, os.environ.get("LEASEHOLD_QUOTA_GATEWAYS", "30x12").split("x"))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_gateways_on_three_regions_stay_within_the_bound_with_few_messages(name: str) -> None:
+    """Play many gateways; LEASEHOLD_QUOTA_GATEWAYS=200x60 plays 200 for a minute."""
+    made = trace(name, SHAPES[name]._replace(regions=GATEWAYS, length_s=SECONDS), 1)
+    fleet = Quotas(made, regions=3)
+    found = play(made, fleet)
+    assert found.overshoot_s * made.limit <= fleet.bound_units
+    assert found.overshoot_s < 0.5
+    assert found.conforming > 0.5
+    assert name != "uneven (Zipf)" or found.jain > 0.9
+    assert found.messages_a_second < 2.2
