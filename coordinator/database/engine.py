@@ -160,6 +160,9 @@ class Database:
             self.use.wait_s.observe(perf_counter() - began_s)
         try:
             yield connection
+        except asyncpg.ReadOnlySQLTransactionError:
+            connection.terminate()  # the primary has become a standby: the next connection finds the new one
+            raise
         finally:
             await self._pool.release(connection, timeout=END_WITHIN_S)
 

@@ -49,6 +49,7 @@ SILENCE_S = 30.0  # the coordinator's heartbeats are far closer than this
 # An idle connection. A new one costs one more round trip, while requests wait for their first unit; leases are renewed
 # twice in that time. The coordinator keeps connections for longer, so that none is closed when it is used.
 KEPT_S = 60.0
+CONNECTIONS = 20  # that are kept
 JSON = MappingProxyType({"Content-Type": "application/json"})
 ABOUT_CONTENT = frozenset({400, 413, 422})
 CANNOT_ANSWER = frozenset({502, 503, 504})
@@ -100,13 +101,14 @@ class _CurrentToken(httpx.Auth):
 class _CurrentCertificate(httpx.Auth):
     """Sends a request again that was refused because its connection is older than the certificate in use.
 
-    The coordinator closes such a connection, so that the second attempt opens one with the certificate of now.
+    The coordinator closes such a connection. Once all old ones are closed, one with the certificate of now is opened.
     """
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        answer = yield request
-        if answer.status_code == httpx.codes.UNAUTHORIZED and answer.headers.get("Connection") == "close":
-            yield request
+        for _ in range(CONNECTIONS + 1):
+            answer = yield request
+            if answer.status_code != httpx.codes.UNAUTHORIZED or answer.headers.get("Connection") != "close":
+                return
 
 
 class CoordinatorClient:
@@ -124,7 +126,7 @@ class CoordinatorClient:
         self.peer: Peer | None = None  # what the coordinator stated last
         self._polls: defaultdict[Address, set[asyncio.Timeout]] = defaultdict(set)
         self._connect_s = TIMEOUT_S if len(urls) == 1 else CONNECT_S
-        limits = httpx.Limits(keepalive_expiry=KEPT_S)
+        limits = httpx.Limits(max_keepalive_connections=CONNECTIONS, keepalive_expiry=KEPT_S)
         self._http = httpx.AsyncClient(
             auth=_CurrentCertificate() if token is None else _CurrentToken(token),
             headers=stated(agent),

@@ -14,6 +14,7 @@ from coordinator.database import engine
 from coordinator.database.connection import Connection
 from coordinator.database.engine import open_database
 from coordinator.main import create_app
+from coordinator.outages import DatabaseUnavailable
 from coordinator.settings import CoordinatorSettings
 from protocol.outcomes import ExchangeOutcome
 from tests.conftest import free_port, restricted
@@ -75,6 +76,18 @@ async def test_a_postgres_that_hangs_is_503_in_bounded_time(database: str, monke
         assert {answer.json()["type"] for answer in answers} == {"/problems/database-unavailable"}
         reply = await agent.say(1, demands=[want(waiting=10)])
         assert reply.outcome is ExchangeOutcome.APPLIED
+
+
+async def test_a_connection_whose_server_has_become_read_only_is_not_used_again(database: str) -> None:
+    async with open_database(restricted(database), 1) as opened:
+        await opened.read(lambda connection: connection.execute("SET default_transaction_read_only = on"))
+        with pytest.raises(DatabaseUnavailable):
+            await opened.run(change_something)
+        await opened.run(change_something)
+
+
+async def change_something(connection: Connection) -> None:
+    await connection.execute("UPDATE policy_version SET version = version + 1")
 
 
 class Refused(Exception):

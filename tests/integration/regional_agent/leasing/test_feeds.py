@@ -10,6 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
+from coordinator.http import polling
+from coordinator.http.polling import rest_of_poll_s
+from regional_agent.leasing import coordinator_client
 from tests.integration.coordinator.fixtures import connected
 from tests.integration.regional_agent.world import EXPORT, REGIONS, Agent, World, running
 from tests.waiting import attempts, until
@@ -42,6 +45,20 @@ async def made(world: World, path: str, **body: Any) -> dict[str, Any]:
 async def is_blocked(agent: Agent, subject: dict[str, str]) -> bool:
     answer = await agent.check(subject, mode="peek")
     return answer.status_code == 429 and answer.json()["type"] == "/problems/blocked"
+
+
+async def test_an_agent_lets_its_polls_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+
+    def note(now_s: float, poll_s: int) -> float:
+        asked.append(poll_s)
+        return rest_of_poll_s(now_s, poll_s)
+
+    monkeypatch.setattr(polling, "rest_of_poll_s", note)
+    await world.agent()
+    await until(lambda: len(asked) >= 3)
+    assert set(asked) == {polling.MAX_POLL_S}
+    assert polling.MAX_POLL_S < coordinator_client.LONG_POLL_S
 
 
 async def test_a_block_and_its_end_apply_in_every_region(world: World) -> None:
