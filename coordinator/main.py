@@ -19,6 +19,7 @@ from coordinator.clock import ComparedClock
 from coordinator.database.engine import open_database
 from coordinator.database.notify import listen
 from coordinator.decision_log import routes as decision_routes
+from coordinator.decision_log.publisher import DecisionPublisher, open_publisher
 from coordinator.decision_log.store import open_decision_store
 from coordinator.diagnosis import routes as diagnosis_routes
 from coordinator.diagnosis.examine import examine_coordinator
@@ -116,12 +117,13 @@ def create_app(
         url, jobs = settings.database_url.get_secret_value, background_jobs(settings, clock, metrics)
         async with (
             open_database(url, settings.database_pool_size, metrics.pools, name="requests") as database,
+            open_publisher(settings, metrics.published_decisions) as publisher,
             open_decision_store(
-                url, clock, settings.decision_retention_days, metrics.decisions, metrics.pools
+                url, clock, settings.decision_retention_days, metrics.decisions, metrics.pools, publisher
             ) as decisions,
             _beside(listen(url, hub.deliver)),
             nullcontext() if verifier is None else _beside(verifier.keys.run()),
-            _watching(_health_of(settings, clock, metrics, failures, verifier, certificates)) as health,
+            _watching(_health_of(settings, clock, metrics, failures, verifier, certificates, publisher)) as health,
             running(url, jobs, metrics, failures, clock) as scheduler,
         ):
             database.on_commit = scheduler.expect_work
@@ -183,6 +185,7 @@ def _health_of(
     failures: JobFailures,
     verifier: JwtVerifier | None,
     certificates: Certificates,
+    publisher: DecisionPublisher | None,
 ) -> CoordinatorHealth:
     url = settings.database_url.get_secret_value
     addresses = addresses_of(url(), settings.installation)
@@ -195,6 +198,7 @@ def _health_of(
         addresses=addresses,
         jwt_keys=None if verifier is None else verifier.keys,
         certificates=certificates,
+        publisher=publisher,
     )
 
 

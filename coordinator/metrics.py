@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from prometheus_client import CollectorRegistry, Gauge
 
 from coordinator.database.pool_use import PoolMetrics
-from coordinator.decision_log.metrics import StoredDecisionMetrics
+from coordinator.decision_log.metrics import PublishedDecisionMetrics, StoredDecisionMetrics
 from coordinator.exchange.rules.balances import Cause
 from coordinator.exchange.rules.budget import Budget
 from coordinator.exchange.rules.posting import Report
@@ -89,6 +89,7 @@ class CoordinatorMetrics(DeclaredMetrics):
         self.pools = PoolMetrics(self.registry)
         describe_process(self.registry, version=RELEASE, schema=known_revisions()[-1])
         self.decisions = StoredDecisionMetrics(self.registry)
+        self.published_decisions = PublishedDecisionMetrics(self.registry)
         self._worst: defaultdict[tuple[Gauge, str], int] = defaultdict(int)
 
     def show_health(self, is_ready: bool, severities: Mapping[str, str]) -> None:

@@ -7,6 +7,7 @@ from pydantic_settings import SettingsConfigDict
 
 from coordinator.access.rules.scopes import is_scope
 from coordinator.archives.store import is_location
+from coordinator.decision_log.kafka_settings import KafkaSettings
 from migrations.connect import urls_of_hosts
 from protocol.messages import MAX_LANES
 from protocol.units import MAX_UNITS
@@ -18,7 +19,7 @@ from web.tls.settings import CertFile, ClientCaFile, KeyFile, RequireClientCert,
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-class CoordinatorSettings(JwtSettings):
+class CoordinatorSettings(JwtSettings, KafkaSettings):
     model_config = SettingsConfigDict(env_prefix="LEASEHOLD_COORDINATOR_")
 
     database_url: SecretStr = Field(
@@ -133,7 +134,7 @@ class CoordinatorSettings(JwtSettings):
         examples=[7],
         description=(
             "How many days the decision log is kept, beside the current one (UTC). Each day is dropped as a whole. "
-            "0: nothing is kept."
+            "0: nothing is kept in PostgreSQL."
         ),
     )
     growth_factor: int = Field(

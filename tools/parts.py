@@ -156,6 +156,42 @@ class EarlierRelease(NamedTuple):
         return f"{self.commit[:12]}-{sys.version_info.major}.{sys.version_info.minor}"
 
 
+class MavenArtifacts(NamedTuple):
+    """Copies an artifact and all that it needs, as a folder's pom.xml says, into `lib/`. Maven compares checksums."""
+
+    folder: Path
+    about: str
+
+    def install(self, directory: Path) -> None:
+        _require("java", "mvn")
+        shutil.copy(self.folder / "pom.xml", directory)
+        copied = _run(["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=lib"], directory)
+        if copied.returncode != 0:
+            raise CannotFetch(f"mvn cannot fetch {self.folder.name} ({_last_line(copied)})")
+
+    @property
+    def version(self) -> str:
+        """Return a text that changes with the artifacts."""
+        return hashlib.sha256((self.folder / "pom.xml").read_bytes()).hexdigest()[:12]
+
+
+class Wheels(NamedTuple):
+    """Installs packages of Python into a directory of their own, for a process that has it in its path."""
+
+    requirements: Sequence[str]  # with their versions
+    about: str
+
+    def install(self, directory: Path) -> None:
+        pip = [sys.executable, "-m", "uv", "pip", "install", "--no-deps", "--target", str(directory)]
+        installed = _run([*pip, *self.requirements], directory)
+        if installed.returncode != 0:
+            raise CannotFetch(f"uv cannot install {self.requirements[0]} ({_last_line(installed)})")
+
+    @property
+    def version(self) -> str:
+        return self.requirements[0].rpartition("==")[2]
+
+
 class InstalledPackages(NamedTuple):
     """Installs packages of Debian into the machine as root, unless the machine has what they bring."""
 
@@ -199,7 +235,7 @@ def _find_libraries(*names: str) -> Path | None:
     return Path(found[0]) if found[0] and all(found) else None
 
 
-Unpacked = DebianPackages | EarlierRelease | GoProgram | NpmPackages
+Unpacked = DebianPackages | EarlierRelease | GoProgram | MavenArtifacts | NpmPackages | Wheels
 TABLE: Mapping[str, InstalledPackages | Unpacked] = {
     "redis": DebianPackages(
         ("redis-server", "redis-tools", "redis-sentinel", "libjemalloc2", "liblzf1", "libatomic1"),
@@ -243,6 +279,11 @@ TABLE: Mapping[str, InstalledPackages | Unpacked] = {
         "0.1.0",
         "cf7f0e2195979c48dfcf717c6b8add28d93d2ae3",
         "the release before this one, for tests of upgrades; needs its commit in the clone",
+    ),
+    "kafka": MavenArtifacts(TOOLS / "kafka", "a Kafka broker, for tests of the decision log; needs Java 17 and Maven"),
+    "clickhouse": Wheels(
+        ("chdb-core==26.9.0",),
+        "ClickHouse in a process (534 MB), for tests of the documented tables",
     ),
     "typescript": NpmPackages(
         TOOLS.parent / "clients" / "typescript",

@@ -1,6 +1,8 @@
 """The metrics of the decision log in a coordinator."""
 
-from web.declared_metrics import DeclaredMetrics, counter
+from prometheus_client import CollectorRegistry
+
+from web.declared_metrics import DeclaredMetrics, counter, gauge
 
 
 class StoredDecisionMetrics(DeclaredMetrics):
@@ -10,3 +12,24 @@ class StoredDecisionMetrics(DeclaredMetrics):
         "Rows of the decision log that were refused: malformed, or of a time that is not kept.",
         "region",
     )
+
+
+class PublishedDecisionMetrics(DeclaredMetrics):
+    sent = counter("leasehold_coordinator_decision_log_kafka_messages", "Decisions that Kafka has taken.")
+    lost = counter(
+        "leasehold_coordinator_decision_log_kafka_lost",
+        "Decisions that did not reach Kafka. full: too many waited; timeout: Kafka did not take them in time; refused: "
+        "Kafka or its client refused them; closing: the coordinator stopped before Kafka took them.",
+        "reason",
+    )
+    waiting = gauge("leasehold_coordinator_decision_log_kafka_waiting", "Decisions that wait for Kafka.")
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
+        for reason in ("full", "timeout", "refused", "closing"):  # a series that appears with 1 has no increase
+            self.lost.labels(reason)
+        self.sent_messages = 0
+
+    def count_sent(self) -> None:
+        self.sent_messages += 1
+        self.sent.inc()

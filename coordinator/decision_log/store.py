@@ -3,6 +3,7 @@
 The log is never in the way of exchanges. It has two connections of its own, a few batches wait for them, and beyond
 that agents are answered 503 and keep their batches. Commits do not wait for the disk: a crash of the database may lose
 the last moment of the log. A batch that comes again violates the primary key with its first row, and is stored already.
+It goes to Kafka again, with the same ids: whether it was sent is not known.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from coordinator.database.connection import Connection
 from coordinator.database.engine import Database, Url, open_database
 from coordinator.database.pool_use import PoolMetrics
 from coordinator.decision_log.metrics import StoredDecisionMetrics
+from coordinator.decision_log.publisher import DecisionPublisher
 from coordinator.decision_log.rules.hashing import KeyHasher, PlainKeys
 from coordinator.decision_log.rules.rows import DecisionRow, Rows, rows_of
 from coordinator.outages import DatabaseUnavailable
@@ -27,6 +29,7 @@ from protocol.limits.document import LoggedKeys
 CONNECTIONS = 2
 MOST_WAITING = 16  # batches: some five megabytes
 NEW_RULES_AFTER_S = 1.0  # the limits document says whether keys are hashed
+SENT_OF_DAYS = 7  # older decisions are refused where PostgreSQL keeps none
 DAYS_AHEAD = 2  # for which there are partitions, beyond today
 SETTINGS = {"application_name": "leasehold-decision-log", "synchronous_commit": "off", "statement_timeout": "10s"}
 DROP_WITHIN_MS = 2_000  # readers that hold a partition for longer make the job try again
@@ -40,12 +43,20 @@ class _Rules(NamedTuple):
 
 
 class DecisionStore:
-    def __init__(self, database: Database, clock: Clock, retention_days: int, metrics: StoredDecisionMetrics) -> None:
-        """`database` has connections of its own. With 0 days nothing is stored."""
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        retention_days: int,
+        metrics: StoredDecisionMetrics,
+        publisher: DecisionPublisher | None = None,
+    ) -> None:
+        """`database` has connections of its own. With 0 days nothing is stored; without a publisher nothing is sent."""
         self._database = database
         self._clock = clock
         self._retention_days = retention_days
         self._metrics = metrics
+        self._publisher = publisher
         self._places = asyncio.Semaphore(CONNECTIONS)
         self._waiting = 0
         self._rules: _Rules | None = None
@@ -63,9 +74,12 @@ class DecisionStore:
 
     async def _store(self, region: str, batch: DecisionBatch) -> DecisionsStored:
         hasher, now = (await self._current_rules()).hasher, self._clock.now()
-        made = await asyncio.to_thread(rows_of, region, batch, hasher, first_moment(now, self._retention_days), now)
+        since = first_moment(now, self._retention_days or SENT_OF_DAYS)
+        made = await asyncio.to_thread(rows_of, region, batch, hasher, since, now)
         if self._retention_days and made.rows:
             await self._copy(made.rows, now)
+        if self._publisher is not None:
+            await asyncio.to_thread(self._publisher.publish, made.rows)
         return self._answer(region, made)
 
     def _answer(self, region: str, made: Rows) -> DecisionsStored:
@@ -116,10 +130,15 @@ async def read_hasher(connection: Connection) -> KeyHasher:
 
 @asynccontextmanager
 async def open_decision_store(
-    url: Url, clock: Clock, retention_days: int, metrics: StoredDecisionMetrics, pools: PoolMetrics | None = None
+    url: Url,
+    clock: Clock,
+    retention_days: int,
+    metrics: StoredDecisionMetrics,
+    pools: PoolMetrics | None = None,
+    publisher: DecisionPublisher | None = None,
 ) -> AsyncIterator[DecisionStore]:
     async with open_database(url, CONNECTIONS, pools, name="decision log", settings=SETTINGS) as database:
-        yield DecisionStore(database, clock, retention_days, metrics)
+        yield DecisionStore(database, clock, retention_days, metrics, publisher)
 
 
 _HASHING = """

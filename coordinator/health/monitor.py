@@ -18,6 +18,7 @@ from coordinator.clock import ComparedClock
 from coordinator.database.connection import Connection
 from coordinator.database.engine import SESSION, Url, connect
 from coordinator.database.session import SessionNotKept
+from coordinator.decision_log.publisher import DecisionPublisher
 from coordinator.health.figures import Measured, read_measured
 from coordinator.health.readiness import oldest_release, read_database_clock, schema_revision, write_message
 from coordinator.health.seen import SeenAgents
@@ -61,6 +62,7 @@ class CoordinatorHealth:
         addresses: frozenset[str],
         jwt_keys: IssuerKeys | None = None,
         certificates: Certificates | None = None,
+        publisher: DecisionPublisher | None = None,
     ) -> None:
         self._url = url
         self._clock = clock
@@ -69,6 +71,7 @@ class CoordinatorHealth:
         self._addresses = addresses
         self._jwt_keys = jwt_keys
         self._certificates = certificates
+        self._publisher = publisher
         self._unconfirmed: str | None = None  # why this may be a copy of the installation
         self._clock_warn_ms = clock_warn_ms
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
@@ -238,6 +241,8 @@ class CoordinatorHealth:
             yield CoordinatorFinding("installation_unconfirmed", text, HealthStatus.DEGRADED)
         if self._jwt_keys is not None and self._jwt_keys.finding:
             yield CoordinatorFinding("jwt_keys_stale", self._jwt_keys.finding, HealthStatus.DEGRADED)
+        if self._publisher is not None and self._publisher.finding:
+            yield CoordinatorFinding("kafka_unavailable", self._publisher.finding, HealthStatus.DEGRADED)
         for each in self._certificates.look(self._clock.untrusted_now()) if self._certificates else ():
             yield CoordinatorFinding(each.code, each.text, HealthStatus.DEGRADED, each.use)
         for job, failing in self._failures.in_a_row().items():
