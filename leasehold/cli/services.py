@@ -74,8 +74,14 @@ def migrate() -> None:
 
 def owners_url() -> str:
     """Return the URL of the database as its owner, or end the command."""
+    from migrations.connect import urls_of_hosts
+
     url = secret_of(URL_VARIABLE)
     if not url:
         example = "postgresql://owner:secret@127.0.0.1:5432/leasehold"
         fail(f"{URL_VARIABLE} is not set; it must be the owner's, such as {example}")
+    try:
+        list(urls_of_hosts(url))
+    except ValueError as error:
+        fail(f"{URL_VARIABLE}: {error}")
     return url

@@ -20,6 +20,7 @@ import asyncpg
 from coordinator.access.issue_token import issue_token
 from coordinator.health.readiness import schema_revision
 from leasehold.local_stack.plan import COORDINATOR_URL_VARIABLE, URL_VARIABLE
+from migrations.connect import connect
 from migrations.revisions import is_behind
 
 RETRY_S = 0.02
@@ -43,7 +44,7 @@ async def find_database(url: str, timeout_s: float, coordinator_url: str | None 
 
 async def _is_up_to_date(url: str, coordinator_url: str | None) -> bool:
     try:
-        connection = await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_S)
+        connection = await connect(url, timeout_s=CONNECT_TIMEOUT_S)
     except asyncpg.InvalidCatalogNameError:
         await _create(url)
         return False
@@ -60,7 +61,7 @@ _IS_KNOWN = "SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)"
 
 async def _create(url: str) -> None:
     server, _, database = url.partition("?")[0].rpartition("/")
-    connection = await asyncpg.connect(f"{server}/postgres", timeout=CONNECT_TIMEOUT_S)
+    connection = await connect(f"{server}/postgres", timeout_s=CONNECT_TIMEOUT_S)
     try:
         await connection.execute('CREATE DATABASE "{}"'.format(database.replace('"', '""')))
     finally:
@@ -69,7 +70,7 @@ async def _create(url: str) -> None:
 
 async def issue_tokens(url: str, tokens: Mapping[str, str]) -> None:
     """Create a token for each scope. They are the same at every start, so most starts find them there."""
-    connection = await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_S)
+    connection = await connect(url, timeout_s=CONNECT_TIMEOUT_S)
     try:
         async with connection.transaction():
             for scope, token in tokens.items():

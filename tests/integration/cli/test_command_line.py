@@ -90,6 +90,10 @@ def test_without_a_database_the_variable_is_named(tmp_path: Path) -> None:
     done = leasehold("token", "list", XDG_STATE_HOME=str(tmp_path))
     assert "LEASEHOLD_MIGRATE_DATABASE_URL is not set" in refused(done)
     assert "LEASEHOLD_MIGRATE_DATABASE_URL is not set" in refused(leasehold("migrate"))
+    standby = "postgresql://owner:secret@127.0.0.1:1/leasehold?target_session_attrs=standby"
+    said = refused(leasehold("migrate", LEASEHOLD_MIGRATE_DATABASE_URL=standby))
+    assert "LEASEHOLD_MIGRATE_DATABASE_URL: target_session_attrs must be read-write or primary, not standby" in said
+    assert "secret" not in said
 
 
 @pytest.mark.parametrize(
