@@ -132,8 +132,8 @@ class AgentSettings(JwtSettings):
         le=65535,
         examples=[8412],
         description=(
-            "Port of the gRPC door, at which Envoy asks for its requests; without it there is none. It needs the extra "
-            "`leasehold[envoy]`. Tokens and TLS files are those of the HTTP API."
+            "Port of the gRPC door, at which Envoy asks for its requests; without it there is none. Tokens and TLS "
+            "files are those of the HTTP API."
         ),
     )
     grpc_host: str | None = Field(

@@ -14,6 +14,7 @@ _METRICS = "leasehold_"  # test_reference_pages.py compares these
 FIELDS_OF_POSTGRES = {"archive_timeout", "failed_count", "last_archived_time", "pg_dump", "pg_stat_archiver"}
 FIELDS_OF_ENVOY = {
     *(
+        "apply_on_stream_done",
         "destination_cluster",
         "dynamic_metadata",
         "generic_key",

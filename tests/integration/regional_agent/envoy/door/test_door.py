@@ -1,6 +1,7 @@
 """The gRPC door without an agent: who may call, what is bounded, how it drains, and how it speaks HTTP/2."""
 
 import asyncio
+import itertools
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,8 +14,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from regional_agent.envoy.door import health
+from regional_agent.envoy.door import frames, health
 from regional_agent.envoy.door.callers import DoorCallers
+from regional_agent.envoy.door.hpack import HeaderDecoder
 from regional_agent.envoy.door.listener import DoorLimits, GrpcDoor
 from regional_agent.envoy.door.methods import Call, GrpcError, MessageStream, Methods, Status
 from regional_agent.http.callers import CallerRules
@@ -149,6 +151,71 @@ async def test_callers_are_those_of_the_http_door() -> None:
     async with serving() as door, door.channel() as channel:
         page: dict[str, Any] = {"metadata": [("origin", "https://evil.example")]}
         assert (await refusal(channel, **page))[0] == grpc.StatusCode.PERMISSION_DENIED
+
+
+class RawClient:
+    """A client that chooses the bytes of its header blocks."""
+
+    # POST, http, the path and the content type, none of which changes the table of HPACK
+    HEAD = b"\x83\x86\x04%c%b\x0f\x10\x10application/grpc" % (len(ECHO), ECHO.encode())
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, **settings: int) -> None:
+        self.reader, self.writer = reader, writer
+        self.decoder, self.streams = HeaderDecoder(16_384), itertools.count(1, 2)
+        writer.write(frames.PREFACE + frames.settings({getattr(frames, name): each for name, each in settings.items()}))
+
+    def call(self, *fields: bytes, message: bytes = b"") -> int:
+        """Send a call with these further header fields, and return the number of its stream."""
+        number, block = next(self.streams), self.HEAD + b"".join(fields)
+        head = frames.frame(frames.HEADERS, frames.END_HEADERS, number, block)
+        data = b"\0" + len(message).to_bytes(4) + message
+        self.writer.write(head + frames.frame(frames.DATA, frames.END_STREAM, number, data))
+        return number
+
+    async def status(self, *fields: bytes) -> str:
+        """Return the status of a call."""
+        number = self.call(*fields)
+        while True:
+            kind, flags, stream, payload = await self.frame()
+            if kind == frames.HEADERS and stream == number and flags & frames.END_STREAM:
+                return dict(self.decoder.decode(payload))[b"grpc-status"].decode()
+
+    async def frame(self) -> tuple[int, int, int, bytes]:
+        head = await asyncio.wait_for(self.reader.readexactly(frames.HEAD_BYTES), 60)
+        payload = await self.reader.readexactly(int.from_bytes(head[:3]))
+        return head[3], head[4], int.from_bytes(head[5:]), payload
+
+
+async def test_answers_wait_for_the_windows_of_the_client() -> None:
+    async with serving() as door:
+        host, _, port = door.address.rpartition(":")
+        client = RawClient(*await asyncio.open_connection(host, int(port)), INITIAL_WINDOW_SIZE=4)
+        number, received = client.call(message=b"hello"), b""
+        for window, end in ((3, 4), (100, 7), (0, 10)):
+            while len(received) < end:
+                kind, _, stream, payload = await client.frame()
+                received += payload if kind == frames.DATA and stream == number else b""
+            assert len(received) == end
+            client.writer.write(frames.window_update(number, window) if window else b"")
+        assert received == b"\0\0\0\0\5hello"
+        assert (await client.frame())[:3] == (frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, number)
+        client.writer.close()
+
+
+async def test_equal_bytes_are_another_head_when_the_table_has_changed() -> None:
+    """Heads are looked up by their bytes, with the caller's permission: no caller may get that of another."""
+    async with serving(service_token=TOKEN) as door:
+        host, _, port = door.address.rpartition(":")
+        client = RawClient(*await asyncio.open_connection(host, int(port)))
+        right, wrong = (
+            b"\x57%c%b" % (len(value), value) for value in (f"Bearer {TOKEN}".encode(), b"Bearer " + b"w" * 20)
+        )
+        newest = b"\xbe"
+        assert [await client.status(each) for each in (right, newest, newest)] == ["0", "0", "0"]
+        assert await client.status(wrong) == "16"
+        assert await client.status(newest) == "16"
+        assert await client.status(b"\xbf") == "0"
+        client.writer.close()
 
 
 async def test_tls_asks_for_certificates_as_the_http_door_does(tmp_path: Path) -> None:

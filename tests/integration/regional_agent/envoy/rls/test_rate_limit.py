@@ -161,17 +161,19 @@ async def test_a_domain_may_honour_overrides_and_send_no_headers(door: GrpcAgent
 
 
 async def test_blocks_and_logs_are_those_of_http(door: GrpcAgent, world: World) -> None:
+    people = {"user": "ada"}, {"user": "mallory"}
+    assert codes_of(await door.ask(*people)) == [OK, OK], "its plan is cached now"
     block = {"field": "user", "value": "mallory", "reason": "abuse"}
     (await world.admin.post("/v1/blocks", json=block)).raise_for_status()
     await until(lambda: bool(door.agent.region.admission.blocks))
     with capture_logs() as logs:
-        denied = await door.ask(ACME, {"user": "mallory"})
+        denied = await door.ask(*people)
     assert (denied.overall_code, codes_of(denied)) == (OVER_LIMIT, [OVER_LIMIT] * 2)
     assert metadata_of(denied)["reason"] == "blocked"
     assert [each["event"] for each in logs] == ["request denied"]
     assert remaining_of(await door.ask(ACME)) == [9]
     [row] = (await logged(world, outcome="denied"))["data"]
-    assert (row["tenant"], row["reason"]) == ("acme", "blocked")
+    assert (row["outcome"], row["reason"]) == ("denied", "blocked")
 
 
 async def test_the_store_away_is_answered_as_policies_say(door: GrpcAgent) -> None:
