@@ -6,7 +6,6 @@ they know the fields of the release that they were generated from.
 """
 
 import struct
-from collections.abc import Iterator
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
@@ -19,18 +18,19 @@ class MalformedMessage(ValueError):
     """The bytes are no message."""
 
 
-def read_fields(message: bytes) -> Iterator[tuple[int, Value]]:
-    """Yield the number and the value of each field: an integer, or the bytes of anything longer.
+def read_fields(message: bytes) -> list[tuple[int, Value]]:
+    """Return the number and the value of each field: an integer, or the bytes of anything longer.
 
     Raises MalformedMessage.
     """
+    fields: list[tuple[int, Value]] = []
     at = 0
     while at < len(message):
         tag, at = _read_varint(message, at)
         number, kind = tag >> 3, tag & 7
         if kind == VARINT:
             value, at = _read_varint(message, at)
-            yield number, value
+            fields.append((number, value))
             continue
         if kind == BYTES:
             length, at = _read_varint(message, at)
@@ -38,13 +38,17 @@ def read_fields(message: bytes) -> Iterator[tuple[int, Value]]:
             length = FIXED_BYTES[kind]
         else:
             raise MalformedMessage(f"field {number} has the unknown wire type {kind}")
-        if at + length > len(message):
+        end = at + length
+        if end > len(message):
             raise MalformedMessage(f"the message ends within field {number}")
-        yield number, message[at : at + length]
-        at += length
+        fields.append((number, message[at:end]))
+        at = end
+    return fields
 
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    if at < len(message) and message[at] < 0x80:  # nearly all numbers of a request
+        return message[at], at + 1
     value = 0
     for place in range(MAX_VARINT_BYTES):
         if at >= len(message):
@@ -85,13 +89,17 @@ def varint(value: int) -> bytes:
     return bytes(found)
 
 
+# The tags of the fields up to 15, which are all that these messages have.
+_NUMBER_TAGS, _BYTES_TAGS = ([bytes((number << 3 | kind,)) for number in range(16)] for kind in (VARINT, BYTES))
+
+
 def number_field(number: int, value: int) -> bytes:
     """Return a field of an integer, which is left out if it is 0."""
-    return varint(number << 3) + varint(value) if value else b""
+    return _NUMBER_TAGS[number] + varint(value) if value else b""
 
 
 def bytes_field(number: int, value: bytes) -> bytes:
-    return varint(number << 3 | BYTES) + varint(len(value)) + value
+    return _BYTES_TAGS[number] + varint(len(value)) + value
 
 
 def struct_message(values: dict[str, str | int | bool]) -> bytes:
