@@ -152,7 +152,10 @@ async def examine_envoy(path: Path, timeout_s: float) -> list[CheckResult]:
 async def _gather(found: dict[str, Any], documents: Sequence[object], timeout_s: float) -> EnvoyFacts:
     listed = [each for each in _mappings(documents) if "load_assignment" in each and "name" in each]
     clusters = {each["name"]: each for each in listed} or None
-    has_descriptors = any(each.get("rate_limits") for each in _mappings(documents))
+    has_descriptors = any(
+        each.get("rate_limits") or str(each.get("path", "")).endswith("/rate_limits")  # the latter is a patch
+        for each in _mappings(documents)
+    )
     facts = EnvoyFacts(found, has_descriptors, clusters, {})
     if facts.cluster is None or "transport_socket" in facts.cluster:  # with TLS the files of this machine say nothing
         return facts

@@ -84,6 +84,15 @@ def test_the_example_is_examined_with_its_agents(kind: int | None, state: str, t
     assert len(found) == len(ENVOY_CHECKS) - 1
 
 
+@pytest.mark.parametrize("name", ["istio.yaml", "envoy-gateway.yaml"])
+def test_snippets_of_other_gateways_are_examined(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(EXAMPLE.with_name(name).read_text().replace("leasehold-agent.leasehold.svc, ", "127.0.0.1, "))
+    found = {each.check: each.state.value for each in asyncio.run(examine_envoy(path, 1)) if each.check != "envoy_door"}
+    assert {"envoy_filter", "envoy_descriptors", "envoy_timeout"} <= found.keys()
+    assert set(found.values()) == {"ok"}
+
+
 def test_what_is_no_configuration_is_unknown(tmp_path: Path) -> None:
     for text in ("{", "a: b", ""):
         path = tmp_path / "envoy.yaml"

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from envoy.service.ratelimit.v3.rls_pb2 import RateLimitRequest, RateLimitResponse
 from msgspec.structs import replace
 
 from regional_agent.admission.answers import Verdict
@@ -16,9 +17,12 @@ from regional_agent.admission.pending_check import Caller
 from regional_agent.admission.plan import CheckPlan
 from regional_agent.cluster.cell import Cell
 from regional_agent.cluster.rules.cells import cell_of
+from regional_agent.envoy.door.methods import GrpcError
+from regional_agent.envoy.rls.rate_limit import RateLimitService
 from regional_agent.store.connection import StoreUnavailable
 from regional_agent.store.types import HoldState, StoreRequest
 from tests.integration.regional_agent.cluster.clusters import Nodes, a_cluster
+from tests.integration.regional_agent.envoy.grpc_harness import descriptor
 from tests.integration.regional_agent.world import Agent, World
 from tests.waiting import attempts, until
 
@@ -215,6 +219,40 @@ async def test_a_denial_takes_nothing_anywhere(limited: World, agent: Agent) -> 
         )
     assert (await agent.check(subject("/all"), cost=10)).status_code == 200
     assert await booked(limited, agent) == {"team": 40, "person": 40, "key": 40}
+
+
+class RateLimitCall:
+    """A call of Envoy's protocol without a connection."""
+
+    has_disconnected = False
+
+    def __init__(self) -> None:
+        self.response: asyncio.Future[RateLimitResponse] = asyncio.get_running_loop().create_future()
+
+    def respond(self, message: bytes) -> None:
+        self.response.set_result(RateLimitResponse.FromString(message))
+
+    def fail(self, error: GrpcError) -> None:
+        self.response.set_exception(error)
+
+
+async def test_descriptors_in_several_cells_are_admitted_together_or_not_at_all(limited: World, agent: Agent) -> None:
+    await has_all(agent, SUBJECT)
+    team, key = {"path": "/team", "tenant": "acme"}, {"path": "/key", "api_key": "k-1"}
+    assert cell_of("team:tenant=acme") != cell_of("key:api_key=k-1")
+    service = RateLimitService(agent.whole.admission)
+
+    async def ask(hits: int) -> list[tuple[int, str, int]]:
+        call, descriptors = RateLimitCall(), [descriptor(team), descriptor(key)]
+        request = RateLimitRequest(domain="edge", descriptors=descriptors, hits_addend=hits)
+        service.should_rate_limit(request.SerializeToString(), call)
+        statuses = (await call.response).statuses
+        return [(each.code, each.current_limit.name, each.limit_remaining) for each in statuses]
+
+    assert await ask(50) == [(1, "team-alone", 10), (1, "key-alone", 40)]
+    assert await ask(11) == [(2, "team-alone", 10), (1, "key-alone", 40)]
+    assert await ask(10) == [(1, "team-alone", 0), (1, "key-alone", 30)]
+    assert await booked(limited, agent) == {"team": 60, "person": 0, "key": 60}
 
 
 async def test_an_operation_over_several_cells_is_charged_once(limited: World, agent: Agent) -> None:

