@@ -242,4 +242,7 @@ class Denial(CheckAnswer, frozen=True, kw_only=True):
 
 def cause_of_denial(answer: CheckAnswer) -> DenialCause | None:
     """Return the reason of the policy that denies."""
-    return next((each.reason for each in answer.policies if each.policy == answer.denied_by and each.reason), None)
+    for each in answer.policies:  # a generator would cost several times as much, for each denial
+        if each.policy == answer.denied_by and each.reason:
+            return each.reason
+    return None

@@ -207,7 +207,7 @@ class RegionalAgent:
 
     def _put_policies_in_force(self, bundle: PolicyBundle, age_ms: int) -> None:
         policies = Policies(bundle, age_ms, self._keys, self._clock.now())
-        self.recorder.unmatched_hazard = policies.unmatched_hazard
+        self.recorder.follow(bundle)
         if bundle.hold_key:
             self.holds.seal.use(bundle.hold_key)
         for cell in self.cells:

@@ -231,7 +231,6 @@ class Policies:
             (self._normalizer.pattern(policy.spec.match.route), policy) for policy in _compiled(bundle)
         )
         self._classes = RouteClasses(bundle.document.route_classes, self._normalizer)
-        self.unmatched_hazard = hazard_of(_sample_rate(bundle, OTHER_POLICIES))
         self._has_others = bundle.weight < bundle.total_weight
         self.descriptors = DescriptorMapping(envoy_rules_of(bundle.document))
         self._matches: GenerationalCache[tuple[str, str], RoutePolicies] = GenerationalCache(MAX_ROUTES)
@@ -507,12 +506,12 @@ def _compiled(bundle: PolicyBundle) -> list[CompiledPolicy]:
     document = bundle.document
     quotas = {quota.name: quota for quota in document.quotas}
     return [
-        _compile(place, policy, quotas[policy.quota], costs_of(document, policy), _sample_rate(bundle, policy.name))
+        _compile(place, policy, quotas[policy.quota], costs_of(document, policy), sample_rate(bundle, policy.name))
         for place, policy in enumerate(document.policies)
     ]
 
 
-def _sample_rate(bundle: PolicyBundle, policy: str) -> float:
+def sample_rate(bundle: PolicyBundle, policy: str) -> float:
     """Return the rate at which admissions of a policy are logged."""
     return bundle.samples.get(policy, bundle.samples.get(OTHER_POLICIES, DEFAULT_RATE))
 

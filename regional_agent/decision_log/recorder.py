@@ -17,8 +17,10 @@ from msgspec import Struct
 from protocol.check import CheckAnswer, cause_of_denial
 from protocol.clock import Clock
 from protocol.decision_log.messages import Outcome
-from protocol.decision_log.sampling import DEFAULT_RATE, hazard_of, is_sampled, rate_of
+from protocol.decision_log.sampling import DEFAULT_RATE, OTHER_POLICIES, hazard_of, is_sampled, rate_of
+from protocol.limits.document import PolicyBundle
 from regional_agent.admission.plan import CheckPlan
+from regional_agent.admission.policies import sample_rate
 from regional_agent.admission.rules.modes import LOOKS, REFUND
 from regional_agent.decision_log.losses import Losses
 from regional_agent.store.types import StoreIncarnation
@@ -56,8 +58,17 @@ class DecisionRecorder:
         self._denials: dict[Identity, Entry] = {}  # of the current window
         self._window_ends_ms = 0
         self._lost = 0  # in the current window
-        self.unmatched_hazard = hazard_of(DEFAULT_RATE)  # of requests that no policy matches
+        self._unmatched_hazard = hazard_of(DEFAULT_RATE)  # of requests that no policy matches
+        self._equal_hazard: float | None = None  # of all requests, where they have one and there are no shadows
         self._until_sample = random.expovariate(1.0)  # hazard
+
+    def follow(self, bundle: PolicyBundle) -> None:
+        """Sample as a bundle says, from now on."""
+        policies = bundle.document.policies
+        rates = {sample_rate(bundle, name) for name in (OTHER_POLICIES, *(policy.name for policy in policies))}
+        self._unmatched_hazard = hazard_of(sample_rate(bundle, OTHER_POLICIES))
+        has_shadow = any(policy.shadow for policy in policies)
+        self._equal_hazard = None if has_shadow or len(rates) > 1 else self._unmatched_hazard
 
     def note(
         self, plan: CheckPlan, answer: CheckAnswer, incarnation: StoreIncarnation | None, started_s: float = 0.0
@@ -66,6 +77,17 @@ class DecisionRecorder:
         if not answer.allowed:
             self._note_denial(plan, answer, "denied", answer.denied_by, incarnation, started_s)
             return
+        hazard = self._equal_hazard
+        if hazard is None:
+            hazard, has_shadow = self._look_at_policies(plan)
+            if has_shadow and self._note_shadow(plan, answer, incarnation, started_s):
+                return
+        self._until_sample -= hazard
+        if self._until_sample <= 0 or plan.request.operation is not None:
+            self._sample(plan, answer, hazard, incarnation, started_s)
+
+    def _look_at_policies(self, plan: CheckPlan) -> tuple[float, bool]:
+        """Return the highest hazard of the policies that a request meets, and whether one of them is a shadow."""
         hazard, has_shadow = 0.0, False
         for each in plan.policy_charges:
             policy = each.policy
@@ -73,13 +95,9 @@ class DecisionRecorder:
                 hazard = policy.hazard
             if policy.is_shadow:
                 has_shadow = True
-        if has_shadow and self._note_shadow(plan, answer, incarnation, started_s):
-            return
         if plan.unmatched is not None or not plan.policy_charges:
-            hazard = max(hazard, self.unmatched_hazard)
-        self._until_sample -= hazard
-        if self._until_sample <= 0 or plan.request.operation is not None:
-            self._sample(plan, answer, hazard, incarnation, started_s)
+            hazard = max(hazard, self._unmatched_hazard)
+        return hazard, has_shadow
 
     def _sample(
         self,

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from protocol.check import Check, CheckAnswer, DenialCause, PolicyAnswer, Subject
 from protocol.decision_log.messages import MAX_LOSSES, DecisionsLost
+from protocol.decision_log.sampling import is_sampled
 from protocol.limits.document import LimitsDocument, PolicyBundle
 from regional_agent.admission.answers import answer_of
 from regional_agent.admission.plan import CheckPlan, plan_request
@@ -29,10 +30,14 @@ DOCUMENT: dict[str, Any] = {
 }
 
 
+def bundle_with(samples: dict[str, float], *, has_shadow: bool = True) -> PolicyBundle:
+    policies = [each for each in DOCUMENT["policies"] if has_shadow or "shadow" not in each]
+    document = msgspec.convert(DOCUMENT | {"policies": policies}, LimitsDocument)
+    return PolicyBundle(version=1, document=document, subscriptions={}, weight=1, total_weight=1, samples=samples)
+
+
 def policies_with(samples: dict[str, float]) -> Policies:
-    document = msgspec.convert(DOCUMENT, LimitsDocument)
-    bundle = PolicyBundle(version=1, document=document, subscriptions={}, weight=1, total_weight=1, samples=samples)
-    return Policies(bundle)
+    return Policies(bundle_with(samples))
 
 
 POLICIES = policies_with({"*": 0.0, "all": 1.0})
@@ -74,7 +79,7 @@ class Log:
         self.registry = CollectorRegistry()
         self.losses = Losses(self.registry, self.clock)
         self.recorder = DecisionRecorder(self.clock, self.losses, rows_per_second)
-        self.recorder.unmatched_hazard = POLICIES.unmatched_hazard
+        self.recorder.follow(bundle_with({"*": 0.0, "all": 1.0}))
 
     def deny(self, of: CheckPlan, times: int = 1, cause: DenialCause = DenialCause.LIMIT) -> None:
         for _ in range(times):
@@ -140,6 +145,35 @@ def test_the_retries_of_an_operation_are_kept_all_or_none() -> None:
         log.admit(plan(policies=policies, operation_id=f"order-{number}"), 3)
         kept.append(len(log.rows()))
     assert set(kept) == {0, 3}
+
+
+def test_one_rate_for_all_is_drawn_without_a_look_at_policies() -> None:
+    log, policies = Log(), policies_with({"*": 0.5})
+    log.recorder.follow(bundle_with({"*": 0.5}, has_shadow=False))
+    log.admit(plan(policies=policies), 400)
+    log.admit(plan("/nowhere", policies=policies), 400)
+    found = log.rows()
+    assert 300 < len(found) < 500
+    assert {each[4] for each in found} == {2.0}
+    operations = [plan(policies=policies, operation_id=f"order-{number}") for number in range(40)]
+    for each in operations:
+        log.admit(each, 2)
+    kept = [is_sampled(each.request.operation.digest, 0.5) for each in operations if each.request.operation]
+    assert len(log.rows()) == 2 * sum(kept)
+    log.deny(plan(policies=policies), 3)
+    assert [each[0] for each in log.rows()] == ["denied"]
+    log.recorder.follow(bundle_with({"*": 0.0}, has_shadow=False))
+    log.admit(plan(policies=policies), 400)
+    assert log.rows() == []
+
+
+def test_a_shadow_or_another_rate_is_looked_at_again_when_a_document_brings_it() -> None:
+    log = Log()
+    log.recorder.follow(bundle_with({"*": 0.0}, has_shadow=False))
+    log.recorder.follow(bundle_with({"*": 0.0, "all": 1.0}))
+    log.admit(plan("/all", user="jane"), 3)
+    log.deny(plan("/trial"), 2)
+    assert log.rows() == [("admitted", None, "acme", 1, 1.0)] * 3 + [("shadow_denied", "limit", "acme", 2, 1.0)]
 
 
 def test_what_decides_nothing_is_not_kept() -> None:
