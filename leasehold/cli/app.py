@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from leasehold.cli import limits, services, up, verify
+from leasehold.cli import importing, limits, services, up, verify
 from leasehold.cli.customers import block, override, reset, subscription
 from leasehold.cli.deciding import check, decisions
 from leasehold.cli.finance import usage
@@ -53,6 +53,7 @@ def _options(
 for module in (up, services, doctor, verify, limits, check, decisions, usage, regions, envoy):
     app.add_typer(module.commands)
 app.add_typer(quota, name="quota")
+app.add_typer(importing.commands, name="import")
 app.add_typer(subscription, name="subscription")
 app.add_typer(override, name="override")
 app.add_typer(reset, name="reset")

@@ -24,7 +24,7 @@ FIELDS_OF_ENVOY = {
     ),
     *("is_negative_hits", "over_limit", "overall_code"),
     *("direct_response", "expired_assignment_behavior", "expired_assignment_behavior_timeout", "failure_mode_deny"),
-    *("header_name", "initial_metadata", "no_assignment_behavior", "reporting_interval"),
+    *("header_name", "initial_metadata", "no_assignment_behavior", "reporting_interval", "detailed_metric"),
 }
 OTHERS = {"coordinator not ready", "coordinator degraded", "agent is not ready", "agent is degraded", "agent is ready"}
 OF_OTHERS = (

@@ -1,0 +1,1 @@
+"""Turn the configurations of other rate limiters into limits documents."""
