@@ -1,4 +1,4 @@
-"""`leasehold envoy`: the proxies that are connected to an agent by the quota protocol, and what each may admit."""
+"""`leasehold envoy`: who is connected to an agent's gRPC door, and what each proxy may admit by the quota protocol."""
 
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ def envoy(
     agent: Annotated[str, typer.Option(envvar=AGENT_URL, help="The agent's URL.")] = DEFAULT_AGENT_URL,
     as_json: Annotated[bool, typer.Option("--json", help="Print the API's own object, for programs.")] = False,
 ) -> None:
-    """Show which proxies are connected to an agent by Envoy's quota protocol (RLQS), and what each may admit.
+    """Show who is connected to an agent's gRPC door, and what each proxy may admit by Envoy's quota protocol (RLQS).
 
     If the agent needs a token, it is read from LEASEHOLD_AGENT_SERVICE_TOKEN. Exits with 1 if it cannot be asked.
     """
@@ -29,17 +29,35 @@ def envoy(
         response = httpx.get(
             f"{agent.rstrip('/')}/v1/status", headers=headers, timeout=TIMEOUT_S, verify=verification()
         )
-    found = answer(response)["proxy_quotas"]
+    status = answer(response)
+    found = status["proxy_quotas"]
     if as_json:
         import json
 
-        typer.echo(json.dumps(found))
-    elif found is None:
+        typer.echo(json.dumps({name: status[name] for name in ("grpc_clients", "more_grpc_clients", "proxy_quotas")}))
+        return
+    if found is None:
         typer.echo("the agent has no gRPC door: set LEASEHOLD_AGENT_GRPC_PORT")
-    elif not found["proxies"]:
-        typer.echo("no proxy is connected")
-    else:
+        return
+    print_connections(status)
+    if found["proxies"]:
         _print_tables(found)
+    else:
+        typer.echo("no proxy is connected by the quota protocol")
+
+
+def print_connections(status: dict[str, Any]) -> None:
+    """Print the connections, of RLS and RLQS alike: a proxy has one for each of its threads."""
+    if not status["grpc_clients"]:
+        typer.echo("no client is connected")
+        return
+    rows = [
+        [each["address"], _ago(each["connected_ms"]), str(each["calls"]), str(each["streams"])]
+        for each in status["grpc_clients"]
+    ]
+    print_table(("connection", "connected", "calls", "under way"), rows)
+    if status["more_grpc_clients"]:
+        typer.echo(f"and {status['more_grpc_clients']} more")
 
 
 def _print_tables(found: dict[str, Any]) -> None:

@@ -9,7 +9,9 @@ from envoy.extensions.common.ratelimit.v3.ratelimit_pb2 import RateLimitDescript
 from envoy.service.ratelimit.v3.rls_pb2 import RateLimitRequest, RateLimitResponse
 from structlog.testing import capture_logs
 
+from leasehold.cli.operations.envoy import print_connections
 from regional_agent.envoy import wire
+from regional_agent.envoy.rls.responses import SHOULD_RATE_LIMIT
 from tests.integration.regional_agent.decision_log.test_decisions import logged
 from tests.integration.regional_agent.envoy.grpc_harness import (
     OK,
@@ -174,6 +176,18 @@ async def test_blocks_and_logs_are_those_of_http(door: GrpcAgent, world: World) 
     assert remaining_of(await door.ask(ACME)) == [9]
     [row] = (await logged(world, outcome="denied"))["data"]
     assert (row["outcome"], row["reason"]) == ("denied", "blocked")
+
+
+async def test_connections_are_shown(door: GrpcAgent, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [(await door.ask(ACME)).overall_code for _ in range(3)] == [OK] * 3
+    status = (await door.agent.http.get("/v1/status")).json()
+    [client] = status["grpc_clients"]
+    assert (client["calls"], client["streams"], status["more_grpc_clients"]) == (3, 0, 0)
+    print_connections(status)
+    assert client["address"] in capsys.readouterr().out
+    metrics = (await door.agent.http.get("/metrics")).text
+    assert f'leasehold_grpc_calls_total{{method="{SHOULD_RATE_LIMIT}",status="OK"}} 3.0' in metrics
+    assert "leasehold_grpc_connections 1.0" in metrics
 
 
 async def test_the_store_away_is_answered_as_policies_say(door: GrpcAgent) -> None:
