@@ -12,6 +12,7 @@ from coordinator.database.connection import Connection
 from coordinator.limits.read_limits import read_limits
 from coordinator.limits.version import catalogue_tag
 from protocol.limits.document import AllowanceQuota, LimitsDocument, OverrideTerm, PeriodKind, PolicyBundle, samples_of
+from protocol.limits.requirements import requirements_of
 
 
 async def policy_bundle(connection: Connection, region: str, now: datetime) -> PolicyBundle:
@@ -34,6 +35,7 @@ async def policy_bundle(connection: Connection, region: str, now: datetime) -> P
         samples=samples_of(limits),
         hold_key=hold_key,
         overrides=[OverrideTerm(**{**row, "limit": msgspec.json.decode(row["limit"])}) for row in overrides],
+        requires=requirements_of(document),
     )
 
 

@@ -59,6 +59,7 @@ def migrate() -> None:
     from asyncpg import InterfaceError, PostgresError
     from sqlalchemy.exc import SQLAlchemyError
 
+    from migrations.revisions import known_revisions
     from migrations.roles import COORDINATOR, RoleMissing
     from migrations.run import AgentsTooOld, SchemaIsNewer, upgrade
 
@@ -70,6 +71,7 @@ def migrate() -> None:
             )
     except (RoleMissing, SchemaIsNewer, AgentsTooOld, OSError, PostgresError, InterfaceError, SQLAlchemyError) as error:
         fail(f"the schema was not brought up to date, nothing was changed: {error}")
+    typer.echo(f"the schema has revision {known_revisions()[-1]}")
 
 
 def owners_url() -> str:

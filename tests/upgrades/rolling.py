@@ -19,7 +19,7 @@ from tests.upgrades.pairs import NEW, OLD, Pair
 
 AGENT = "agent-eu-west"  # the only one of its region
 FORWARD, BACK = "forward", "back"
-PAUSE_S = 0.1
+PAUSE_S = 0.25
 STEADY_ANSWERS = 50
 BELONGS_TO_A_LIMIT = (429, "limit")
 NEEDS_THIS_RELEASE = f"COMMENT ON TABLE alembic_version IS '{NEEDS}{RELEASE}'"

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from protocol.compatibility.releases import RELEASE
+from protocol.compatibility.releases import RELEASE, Capability
+from protocol.limits import requirements
+from regional_agent.leasing.rules import reading
 from tests.integration.regional_agent.world import DOCUMENT, EXPORT, Agent, World
 from tests.integration.upgrades.next_release import ANSWERS, REQUESTS, NextRelease
 from tests.waiting import attempts, until
@@ -94,6 +96,22 @@ async def test_a_policy_of_an_unknown_kind_keeps_its_last_version_and_the_others
     next_release.change = lambda _, answer: answer
     assert (await world.admin.put("/v1/limits", json=DOCUMENT)).is_success
     assert await becomes(agent, 200) == {}
+
+
+async def test_an_agent_sets_a_policy_aside_whose_field_needs_what_it_lacks(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A condition that an older agent ignored would apply the policy to everybody."""
+    agent = await world.agent()
+    await becomes(agent, 200)
+    monkeypatch.setattr(reading, "CAPABILITIES", frozenset())
+    monkeypatch.setattr(requirements, "NEEDED", {"policies.local_fraction": Capability.REQUIREMENTS})
+    wider = [{**each, "limit": 1} if each["name"] == "exports" else each for each in DOCUMENT["quotas"]]
+    assert (await world.admin.put("/v1/limits", json={**DOCUMENT, "quotas": wider})).is_success
+    text = (await becomes(agent, 200, "newer_policies"))["newer_policies"]
+    assert "policies.local" in text
+    assert "policies.search" not in text
+    assert (await agent.check({**SEARCH, "route": "/v1/local"})).json()["policies"][0]["policy"] == "local"
 
 
 async def test_a_new_agent_without_any_version_of_a_policy_is_not_ready(
