@@ -247,6 +247,11 @@ TABLE: Mapping[str, InstalledPackages | Unpacked] = {
         ("pgbouncer",),
         "PgBouncer, for a test that a coordinator refuses it in transaction mode",
     ),
+    "faketime": DebianPackages(
+        ("libfaketime", "faketime"),
+        ("faketime",),
+        "libfaketime, for tests of stores whose clock is hours ahead or behind",
+    ),
     "prometheus": DebianPackages(
         ("prometheus",),
         ("prometheus", "promtool"),

@@ -9,7 +9,8 @@ import asyncio
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,8 +18,9 @@ from tests.chaos.balance import settled_balance, sheet
 from tests.chaos.killing import KINDS, kill
 from tests.chaos.load import Load
 from tests.chaos.network import table
+from tests.chaos.network.alerts import Alerts, watching
 from tests.chaos.network.faults import FAULTS
-from tests.chaos.network.stack import running
+from tests.chaos.network.stack import DividedStack, Equipment, running
 from tests.chaos.network.trial import try_out
 from tests.chaos.pieces import Stack
 
@@ -31,11 +33,12 @@ def main() -> int:
     parser.add_argument("--network", action="store_true", help="make real faults one by one, and write their table")
     parser.add_argument("--only", choices=NAMES, action="append", help="this network fault")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long a network fault lasts (default: 10)")
+    parser.add_argument("--relays", action="store_true", help="join places by relays, as without rights for namespaces")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     if options.network or options.only:
-        return network(options.only, options.seconds, options.seed)
+        return network(options)
     with TemporaryDirectory() as directory:
         stack = Stack(Path(directory))
         try:
@@ -45,25 +48,35 @@ def main() -> int:
             stack.end()
 
 
-def network(only: Sequence[str] | None, seconds: float, seed: int) -> int:
+def network(options: argparse.Namespace) -> int:
     """Make faults on the stacks that they need, and publish the table if all were made."""
     records, contradictions = [], 0
     kind = ""
     for equipment in dict.fromkeys(fault.equipment for fault in FAULTS):
-        chosen = [fault for fault in FAULTS if fault.equipment == equipment and fault.name in (only or NAMES)]
+        chosen = [fault for fault in FAULTS if fault.equipment == equipment and fault.name in (options.only or NAMES)]
         if not chosen:
             continue
-        with running(equipment, seed) as stack:
+        with on_stack(equipment, options) as (stack, alerts):
             kind = stack.wan.kind
             for fault in chosen:
-                record = try_out(stack, fault, seconds, seed)
+                record = try_out(stack, alerts, fault, options.seconds, options.seed)
                 records.append(record)
                 print("\n".join([table.row(record), *record.faults()]), flush=True)
                 contradictions += len(record.faults())
     print(f"The places were {kind}.")
-    if only is None and not contradictions:
+    if options.only is None and not options.relays and not contradictions:
         table.publish(records, kind)
     return 1 if contradictions else 0
+
+
+@contextmanager
+def on_stack(equipment: Equipment, options: argparse.Namespace) -> Iterator[tuple[DividedStack, Alerts]]:
+    with (
+        TemporaryDirectory() as directory,
+        running(equipment, options.seed, by_relays=options.relays) as stack,
+        watching(stack, Path(directory, "prometheus")) as alerts,
+    ):
+        yield stack, alerts
 
 
 async def chaos(stack: Stack, seed: int, seconds: float) -> int:

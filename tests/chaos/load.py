@@ -62,20 +62,24 @@ class Load:
         """Run until `stop` is called, and then finish every operation that is in progress."""
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=TRANSPORT_S, trust_env=False, limits=limits) as http:
-            await asyncio.gather(*(self._work(http, region) for region in self._agents for _ in range(AT_ONCE)))
+            places = itertools.product(self._agents, range(AT_ONCE))
+            await asyncio.gather(*(self._work(http, region, number) for region, number in places))
 
     def stop(self) -> None:
         self._stopping = True
 
-    async def _work(self, http: httpx.AsyncClient, region: str) -> None:
+    async def _work(self, http: httpx.AsyncClient, region: str, number: int) -> None:
+        """Check one route again and again, so that one whose checks are refused holds no other up."""
+        route = self._routes[number % len(self._routes)]
         while not self._stopping:
-            tenant = self._random.choice(self._tenants)
-            await self._operation(http, region, tenant, self._random.randint(1, LARGEST_COST))
+            subject = {"tenant": self._random.choice(self._tenants), "route": route}
+            await self._operation(http, region, subject, self._random.randint(1, LARGEST_COST))
             await asyncio.sleep(self._pause_s)
 
-    async def _operation(self, http: httpx.AsyncClient, region: str, tenant: str, cost: int) -> None:
+    async def _operation(self, http: httpx.AsyncClient, region: str, subject: dict[str, str], cost: int) -> None:
+        tenant = subject["tenant"]
         body = {
-            "subject": {"tenant": tenant, "route": self._random.choice(self._routes)},
+            "subject": subject,
             "cost": cost,
             "operation_id": f"{self._run}-{next(self._numbers)}",
         }

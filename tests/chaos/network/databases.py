@@ -15,6 +15,7 @@ from leasehold.local_stack.processes import wait_until
 from tests.chaos.pieces import PATIENCE_S, Piece
 
 STANDBY = "standby"
+_RECEIVING = "SELECT count(*) FROM pg_stat_wal_receiver"
 _STREAMING = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"
 
 
@@ -78,15 +79,21 @@ class Pair:
         """Let each commit wait for the standby, or none."""
         self._alter(f"SET synchronous_standby_names = '{STANDBY if is_synchronous else ''}'")
 
+    def leave_behind(self) -> None:
+        """Let the standby receive nothing any more: a commit of the primary is lost if the standby is promoted."""
+        self.wait_for_standby(False)
+        self._alter("SET primary_conninfo = ''", self.standby)
+        assert wait_until(lambda: self._ask(self.standby, _RECEIVING) == 0, PATIENCE_S)
+
     def promote(self) -> None:
         """Make the standby the primary. It waits for no standby, because it has none yet."""
         self.pieces.reverse()
         assert self._ask(self.primary, "SELECT pg_promote()") is True
         self.wait_for_standby(False)
 
-    def _alter(self, change: str) -> None:
-        self._ask(self.primary, f"ALTER SYSTEM {change}")
-        self._ask(self.primary, "SELECT pg_reload_conf()")
+    def _alter(self, change: str, server: Piece | None = None) -> None:
+        self._ask(server or self.primary, f"ALTER SYSTEM {change}")
+        self._ask(server or self.primary, "SELECT pg_reload_conf()")
 
     def _ask(self, piece: Piece, sql: str) -> Any:
         return asyncio.run(self._fetch(self._port(piece), sql))

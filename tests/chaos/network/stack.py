@@ -3,6 +3,7 @@
 import itertools
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -10,22 +11,28 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from leasehold.local_stack import embedded
+from leasehold.local_stack.calls import call
 from leasehold.local_stack.processes import stop
+from tests.chaos.network.clocks import MovableClock
 from tests.chaos.network.databases import Pair
 from tests.chaos.network.disks import SmallDisk
 from tests.chaos.network.namespaces import NamespaceWan
 from tests.chaos.network.relays import RelayWan
 from tests.chaos.network.wan import CORE, Wan
-from tests.chaos.pieces import AGENTS, DATABASE, REGIONS, Piece, Stack, store_of
+from tests.chaos.pieces import AGENTS, DATABASE, REGIONS, Piece, store_of
+from tests.chaos.replacing import LAME_DUCK_MS, ReplaceableStack
 from tests.conftest import free_port, restricted
 from tests.integration.regional_agent.cluster.clusters import Nodes, a_cluster
 from tests.integration.regional_agent.store.sentinels import Watched, watched
+from web.tokens import new_token
 
 T = TypeVar("T")
 TARGET = "us-east"  # where regional faults happen; it has two agents
 STORE = f"store-{TARGET}"
 OTHER = "eu-west"
 STORE_MIB, JOURNAL_MIB = 64, 4
+SECOND_PERSON = "adjust:approve"
+WAITING_LANES = "/v1/lanes?waiting=true"
 OPEN_ROUTE = "/v1/open-exports"
 LIMIT = 10_000_000
 DECISION_MS = "2000"  # a busy machine is no fault of a store
@@ -51,6 +58,8 @@ class Equipment(NamedTuple):
     store: Literal["single", "sentinel", "cluster"] = "single"  # of the target
     has_standby: bool = False
     has_small_disks: bool = False
+    has_movable_clock: bool = False  # the target's store
+    knows_two_coordinators: bool = False  # so that one can be replaced
 
 
 def place_of(name: str) -> str:
@@ -58,27 +67,32 @@ def place_of(name: str) -> str:
     return AGENTS.get(name) or {store_of(region): region for region in REGIONS}.get(name, CORE)
 
 
-def wan_of_this_machine(seed: int) -> Wan:
+def wan_of_this_machine(seed: int, *, by_relays: bool = False) -> Wan:
     """Return network namespaces, or relays where those cannot be had."""
-    try:
-        return NamespaceWan(REGIONS, seed)
-    except (OSError, subprocess.CalledProcessError):
-        return RelayWan(REGIONS, seed)
+    if not by_relays:
+        with suppress(OSError, subprocess.CalledProcessError):
+            return NamespaceWan(REGIONS, seed)
+    return RelayWan(REGIONS, seed)
 
 
-class DividedStack(Stack):
+class DividedStack(ReplaceableStack):
     def __init__(self, directory: Path, wan: Wan, equipment: Equipment) -> None:
         self.wan, self.equipment = wan, equipment
         self.sentinels: Watched | None = None
         self.cluster: Nodes | None = None
         self.disks: dict[str, SmallDisk] = {}
+        self.clock = MovableClock(directory) if equipment.has_movable_clock else None
+        self._rebased: set[tuple[int, ...]] = set()  # lanes, and the batches up to which they are
         self._exits = ExitStack()
         environ = {
             "LEASEHOLD_AGENT_JOURNAL_DIR": str(directory / "journal"),
             "LEASEHOLD_AGENT_DECISION_TIMEOUT_MS": DECISION_MS,
             "LEASEHOLD_AGENT_STORE_TIMEOUT_MS": DECISION_MS,
         }
+        if equipment.knows_two_coordinators:
+            environ["LEASEHOLD_AGENT_LAME_DUCK_MS"] = LAME_DUCK_MS
         super().__init__(directory, environ)
+        self._tokens[SECOND_PERSON] = new_token()
         self.pair = self._make_pair() if equipment.has_standby else None
         if self.pair is not None:
             self.pieces["postgres"] = self.pair.primary
@@ -86,6 +100,7 @@ class DividedStack(Stack):
             del self.pieces[STORE]
         for name, piece in self.pieces.items():
             self._put(piece, place_of(name))
+        self._put(self.spare, CORE)
 
     def _make_pair(self) -> Pair:
         ports = (self._ports["postgres"], free_port())
@@ -149,6 +164,32 @@ class DividedStack(Stack):
         with self.wan.inside(CORE):
             self.pair.add_standby(is_synchronous=is_synchronous)
 
+    def count_commits(self) -> int:
+        """Return how many exchanges the ledger has booked."""
+        return sum(each["last_seq"] for each in self.read("/v1/lanes?waiting=false")["data"])
+
+    def rebase_lanes(self) -> bool:
+        """Propose and approve that the lanes that wait go on. Return whether none waits any more."""
+        waiting = self.read(WAITING_LANES)["data"]
+        for each in waiting:
+            about = {name: each[name] for name in ("epoch", "lane")}
+            if (*about.values(), each["waiting_seq"]) not in self._rebased:  # its store offers the batch again soon
+                proposal = about | {"kind": "rebase", "reason": "commits were lost"}
+                made = self.ask("POST", f"{self.coordinator}/v1/suspense:propose", proposal)
+                with self.wan.inside(CORE):
+                    url = f"{self.coordinator}/v1/suspense/{made['id']}:approve"
+                    answer = call("POST", url, token=self._tokens[SECOND_PERSON])
+                assert answer.status < 300, answer
+                self._rebased.add((*about.values(), each["waiting_seq"]))
+        return not waiting
+
+    @property
+    def hours_of_store(self) -> int:
+        """Return by how many hours the clock of the target's store is ahead of the machine's."""
+        with self.wan.inside(TARGET):
+            _, _, seconds, *_ = embedded.lines_of_store(self._ports[STORE], self._password, "TIME", 5)
+        return round((int(seconds) - time.time()) / 3600)
+
     def fill_store(self, is_over: Callable[[], bool]) -> None:
         """Write values of a MiB into the target's store until it has ended."""
         with self.wan.inside(TARGET), suppress(OSError):
@@ -173,7 +214,13 @@ class DividedStack(Stack):
         return environ
 
     def _coordinator_for(self, region: str) -> str:
-        return f"http://{self.wan.address_of_core(region, self._ports['coordinator'])}"
+        names = self.coordinators if self.equipment.knows_two_coordinators else ("coordinator",)
+        return ",".join(f"http://{self.wan.address_of_core(region, self._ports[name])}" for name in names)
+
+    def _store_binary(self, region: str) -> Path | None:
+        if region != TARGET or self.clock is None:
+            return None
+        return self.clock.program(embedded.store_binary())
 
     def _store_url(self, region: str) -> str:
         if region == TARGET and self.sentinels is not None:
@@ -184,9 +231,9 @@ class DividedStack(Stack):
 
 
 @contextmanager
-def running(equipment: Equipment, seed: int) -> Iterator[DividedStack]:
+def running(equipment: Equipment, seed: int, *, by_relays: bool = False) -> Iterator[DividedStack]:
     """Yield a stack that runs, and end it."""
-    wan = wan_of_this_machine(seed)
+    wan = wan_of_this_machine(seed, by_relays=by_relays)
     with TemporaryDirectory() as directory:
         stack = DividedStack(Path(directory), wan, equipment)
         try:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.chaos.network.alerts import names_of_alerts
 from tests.chaos.network.stack import OTHER, TARGET
 from tests.chaos.network.trial import Record
 
@@ -11,8 +12,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "faults.md"
 BEGIN, END = "<!-- written by ./dev chaos --network -->\n", "<!-- end -->\n"
 HEAD = [
     "fault", "lasted", "checks there: admitted, refused", "reasons", "agents' `/readyz`", "coordinator's `/readyz`",
-    "other region: refused", "recovered after", "admitted = booked",
+    "other region: refused", "recovered after", "admitted = booked", "alerts",
 ]  # fmt: skip
+NEVER_FIRED = "No fault here fires these alerts; their unit tests do (`compose/prometheus/alerts_test.yaml`): "
 
 
 def publish(records: Iterable[Record], kind: str) -> None:
@@ -20,7 +22,10 @@ def publish(records: Iterable[Record], kind: str) -> None:
     text = PAGE.read_text()
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\nThe places were {kind}.\n\n{table(records)}\n\n{END}{after}")
+    found = list(records)
+    others = sorted(names_of_alerts() - {name for record in found for name in record.alerts})
+    never = NEVER_FIRED + ", ".join(map(_linked, others)) + "."
+    PAGE.write_text(f"{before}{BEGIN}\nThe places were {kind}.\n\n{table(found)}\n\n{never}\n\n{END}{after}")
 
 
 def table(records: Iterable[Record]) -> str:
@@ -47,7 +52,13 @@ def _cells(record: Record) -> list[str]:
         f"{there.refused:,}",
         "not in time" if record.recovered_s is None else f"{record.recovered_s:.1f} s",
         _books(record),
+        ", ".join(map(_linked, sorted(record.alerts))) or f"none: {record.fault.no_alert}",
     ]
+
+
+def _linked(alert: str) -> str:
+    """Return the name of an alert, which leads to its entry in the runbook."""
+    return f"[{alert}](../guides/runbook.md#{alert.lower()})"
 
 
 def _names(found: Counter[str]) -> str:

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from leasehold.local_stack.calls import call
 from leasehold.local_stack.processes import wait_until
 from tests.chaos.balance import Line, settled_balance
 from tests.chaos.load import Journal, Load, reason_of
+from tests.chaos.network.alerts import Alerts
 from tests.chaos.network.faults import Fault
 from tests.chaos.network.stack import LIMIT, OPEN_ROUTE, OTHER, TARGET, DividedStack
 from tests.chaos.network.wan import CORE
@@ -57,6 +59,7 @@ class Record:
     lasted_s: float
     recovered_s: float | None  # from the end of the fault to the last refusal; None if that was not awaited in time
     line: Line
+    alerts: frozenset[str]  # those whose condition began to hold during the fault, and that fired
 
     def faults(self) -> list[str]:
         """Return what contradicts the promises, whatever the fault was."""
@@ -64,30 +67,28 @@ class Record:
         if self.recovered_s is None:
             found.append(f"{self.fault.name}: not recovered within {PATIENCE_S} s")
         if not _shows(self.fault, self.agents + self.coordinators):
-            found.append(f"{self.fault.name}: no service reported {self.fault.shows}")
+            found.append(f"{self.fault.name}: no service reported {' or '.join(self.fault.shows)}")
+        if self.fault.alert and self.fault.alert not in self.alerts:
+            found.append(f"{self.fault.name}: {self.fault.alert} did not fire, but {sorted(self.alerts)}")
         if not self.fault.is_of_all_regions and self.answers[OTHER].refused:
             found.append(f"{self.fault.name}: {OTHER} noticed it: {dict(self.answers[OTHER].reasons)}")
         return found
 
 
-def try_out(stack: DividedStack, fault: Fault, lasts_s: float, seed: int) -> Record:
+def try_out(stack: DividedStack, alerts: Alerts, fault: Fault, lasts_s: float, seed: int) -> Record:
     """Return what was observed. The stack is whole before and after."""
     tenant = f"tenant-{fault.name}"
     answers = {region: Answers() for region in REGIONS}
-    agents: Counter[str] = Counter()
-    coordinators: Counter[str] = Counter()
+    seen = Seen(stack, alerts)
     with _loads(stack, tenant, answers, seed) as loads:
         assert wait_until(lambda: _are_steady(answers), PATIENCE_S), answers
+        assert wait_until(lambda: seen.are_over(fault.alert), PATIENCE_S), alerts.firing()
         for each in answers.values():
             each.statuses.clear()
             each.reasons.clear()
-        began_s = time.monotonic()
+        began_s = seen.begin()
         fault.make(stack)
-        wait_until(
-            lambda: _look(stack, agents, coordinators) >= began_s + lasts_s and _shows(fault, agents + coordinators),
-            PATIENCE_S,
-            LOOK_EVERY_S,
-        )
+        wait_until(lambda: seen.look() >= began_s + lasts_s and seen.shows(fault), PATIENCE_S, LOOK_EVERY_S)
         lasted_s = time.monotonic() - began_s
         fault.heal(stack)
         healed_s = time.monotonic()
@@ -95,11 +96,47 @@ def try_out(stack: DividedStack, fault: Fault, lasts_s: float, seed: int) -> Rec
         for each in answers.values():
             each.admitted_in_a_row = 0
         has_recovered = wait_until(lambda: _are_steady(answers), PATIENCE_S)
+    seen.look_at_alerts()
     last_s = max(each.last_refused_s for each in answers.values())
-    journal = _added(load.journal for load in loads)
-    [line] = settled_balance(stack, journal, {tenant: LIMIT})
+    [line] = settled_balance(stack, _added(load.journal for load in loads), {tenant: LIMIT})
     recovered_s = max(0.0, last_s - healed_s) if has_recovered else None
-    return Record(fault, answers, agents, coordinators, lasted_s, recovered_s, line)
+    fired = frozenset(seen.fired)
+    return Record(fault, answers, seen.agents, seen.coordinators, lasted_s, recovered_s, line, fired)
+
+
+class Seen:
+    """What the services of the target and of the core, and the alerts, said of a fault."""
+
+    def __init__(self, stack: DividedStack, alerts: Alerts) -> None:
+        self._stack, self._alerts = stack, alerts
+        self._began_at = datetime.now(UTC)
+        self.agents: Counter[str] = Counter()  # codes of `/readyz`
+        self.coordinators: Counter[str] = Counter()
+        self.fired: set[str] = set()
+
+    def begin(self) -> float:
+        self._began_at = datetime.now(UTC)
+        return time.monotonic()
+
+    def look(self) -> float:
+        """Note what `/readyz` of the target's agents and of the coordinator says, and return the time."""
+        with self._stack.wan.inside(TARGET):
+            for url in self._stack.agents_of[TARGET]:
+                self.agents.update(_codes(url))
+        with self._stack.wan.inside(CORE):
+            self.coordinators.update(_codes(self._stack.coordinator))
+        self.look_at_alerts()
+        return time.monotonic()
+
+    def look_at_alerts(self) -> None:
+        self.fired |= {each.name for each in self._alerts.firing() if each.since >= self._began_at}
+
+    def are_over(self, alert: str) -> bool:
+        """Return whether an alert of an earlier fault has ended."""
+        return alert not in {each.name for each in self._alerts.firing()}
+
+    def shows(self, fault: Fault) -> bool:
+        return _shows(fault, self.agents + self.coordinators) and (not fault.alert or fault.alert in self.fired)
 
 
 def _are_steady(answers: dict[str, Answers]) -> bool:
@@ -134,17 +171,7 @@ def _loads(stack: DividedStack, tenant: str, answers: dict[str, Answers], seed: 
 
 
 def _shows(fault: Fault, codes: Counter[str]) -> bool:
-    return any(fault.shows in code for code in codes)
-
-
-def _look(stack: DividedStack, agents: Counter[str], coordinators: Counter[str]) -> float:
-    """Note what `/readyz` of the target's agents and of the coordinator says, and return the time."""
-    with stack.wan.inside(TARGET):
-        for url in stack.agents_of[TARGET]:
-            agents.update(_codes(url))
-    with stack.wan.inside(CORE):
-        coordinators.update(_codes(stack.coordinator))
-    return time.monotonic()
+    return not fault.shows or any(reason in code for code in codes for reason in fault.shows)
 
 
 def _codes(url: str) -> list[str]:
