@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from benchmarks.allocation import rates
+from benchmarks.allocation import proxies, rates
 from benchmarks.allocation.leased import Leased
 from benchmarks.allocation.network import Network
 from benchmarks.allocation.others import Chunks, Loans, StaticSplit
@@ -49,7 +49,8 @@ async def run(repeats: int, _seconds: float, _port: int) -> dict[str, Lines]:
     tables: dict[str, Lines] = {name: [_case(*each) for each in by_name.items()] for name, by_name in results.items()}
     of_rates = rates.compared(seeds)
     reached = [*goals(results, GOALS), *goals(of_rates, RATE_GOALS)]
-    return {**tables, **rates.tables(of_rates), "goals": reached, "the horizon of a quota": horizons(seeds)}
+    about = {"goals": reached, "the horizon of a quota": horizons(seeds)}
+    return {**tables, **rates.tables(of_rates), **proxies.compared(seeds), **about}
 
 
 def _compared(name: str, seeds: Sequence[int]) -> Mapping[str, Sequence[Measured]]:
