@@ -127,7 +127,7 @@ def create_app(
             running(url, jobs, metrics, failures, clock) as scheduler,
         ):
             database.on_commit = scheduler.expect_work
-            examine = partial(examine_coordinator, database, settings, unknown, jobs, uncompared)
+            examine = partial(examine_coordinator, database, settings, unknown, jobs, uncompared, publisher=publisher)
             diagnosis = SelfDiagnosis(examine, uncompared)
             app.state.coordinator = Coordinator(
                 settings, clock, database, hub, metrics, health, diagnosis, decisions, jwt_verifier=verifier

@@ -9,6 +9,7 @@ from pydantic import SecretStr
 from coordinator.background import background_jobs
 from coordinator.database.connection import Connection, read_sums_as_integers
 from coordinator.database.engine import Database, connect
+from coordinator.decision_log.publisher import DecisionPublisher
 from coordinator.diagnosis.facts import CoordinatorFacts, DiskFacts
 from coordinator.diagnosis.read_facts import read_ledger, read_schema, read_server
 from coordinator.diagnosis.rules import (
@@ -39,22 +40,27 @@ async def examine_coordinator(
     unknown: Sequence[UnknownSetting],
     jobs: Sequence[Job],
     clock: Clock,
+    publisher: DecisionPublisher | None = None,
 ) -> list[CheckResult]:
     """Run the checks of a coordinator and of its database. `unknown`: variables that no setting reads."""
-    own = judge(COORDINATOR_CHECKS, _facts_of(settings, unknown), "coordinator")
+    own = judge(COORDINATOR_CHECKS, _facts_of(settings, unknown, publisher), "coordinator")
     try:
         return [*own, *await database.read(partial(_examine_own, settings=settings, jobs=jobs, clock=clock))]
     except (DatabaseUnavailable, TransactionFailed) as error:
         return [*own, *unexamined_database(f"the database does not answer: {error}")]
 
 
-def _facts_of(settings: CoordinatorSettings, unknown: Sequence[UnknownSetting]) -> CoordinatorFacts:
+def _facts_of(
+    settings: CoordinatorSettings, unknown: Sequence[UnknownSetting], publisher: DecisionPublisher | None
+) -> CoordinatorFacts:
     return CoordinatorFacts(
         unknown_settings=unknown,
         clock_limit_ms=settings.clock_limit_ms,
         has_installation_name=bool(settings.installation),
         has_archive=bool(settings.archive),
         log_level=settings.log_level,
+        kafka_protocol=None if publisher is None else settings.kafka_security_protocol,
+        kafka_finding=None if publisher is None else publisher.finding,
     )
 
 

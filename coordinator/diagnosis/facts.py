@@ -104,3 +104,5 @@ class CoordinatorFacts(NamedTuple):
     has_installation_name: bool
     has_archive: bool
     log_level: str
+    kafka_protocol: str | None = None  # None: decisions are not sent to Kafka
+    kafka_finding: str | None = None  # why they do not reach it

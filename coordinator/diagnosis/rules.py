@@ -464,6 +464,16 @@ def judge_coordinator_log(facts: CoordinatorFacts) -> Verdict:
     return warning("the log level is debug") if is_debug else passed(f"the log level is {facts.log_level}")
 
 
+def judge_kafka(facts: CoordinatorFacts) -> Verdict:
+    if facts.kafka_protocol is None:
+        return passed("decisions are not sent to Kafka")
+    if facts.kafka_finding is not None:
+        return failure(facts.kafka_finding)
+    if facts.kafka_protocol.endswith("plaintext"):
+        return warning(f"decisions go to Kafka by {facts.kafka_protocol}: not encrypted")
+    return passed("Kafka takes the decision log")
+
+
 COORDINATOR_CHECKS: tuple[Check[CoordinatorFacts], ...] = (
     Check(
         "coordinator_settings",
@@ -504,5 +514,14 @@ COORDINATOR_CHECKS: tuple[Check[CoordinatorFacts], ...] = (
         "",
         "Set LEASEHOLD_COORDINATOR_LOG_LEVEL=info in production.",
         judge_coordinator_log,
+    ),
+    Check(
+        "coordinator_kafka",
+        "the decision log in Kafka",
+        "it is not encrypted",
+        "Kafka does not take it",
+        "See LeaseholdDecisionsNotInKafka in the runbook; set LEASEHOLD_COORDINATOR_KAFKA_SECURITY_PROTOCOL to ssl or "
+        "sasl_ssl.",
+        judge_kafka,
     ),
 )

@@ -171,6 +171,8 @@ async def test_an_outage_of_the_broker_delays_nothing_keeps_the_order_and_counts
             assert (outcome.sent, outcome.lost("full") > 0) == (0, True)
             assert "were lost" in (opened.finding or "")
             await health(admin_harness, lambda codes: "kafka_unavailable" in codes)
+            checks = (await (await admin_harness.caller("admin")).get("/v1/diagnosis")).json()["checks"]
+            assert {each["state"] for each in checks if each["check"] == "coordinator_kafka"} == {"failed"}
         finally:
             await restart(kafka)
         await send(admin_harness, batch(decision(100), number=9))

@@ -217,6 +217,7 @@ def test_the_ledger_is_judged_by_its_own_work(changed: dict[str, Any], expected:
         ({"clock_limit_ms": 0}, {"coordinator_clock_limit": "warning"}),
         ({"has_installation_name": False}, {"coordinator_installation_name": "warning"}),
         ({"log_level": "debug"}, {"coordinator_log": "warning"}),
+        ({"kafka_protocol": "sasl_plaintext"}, {"coordinator_kafka": "warning"}),
     ],
 )
 def test_a_coordinator_is_judged_by_its_settings(changed: dict[str, Any], expected: Mapping[str, str]) -> None:
@@ -224,3 +225,10 @@ def test_a_coordinator_is_judged_by_its_settings(changed: dict[str, Any], expect
     assert problems(rules.COORDINATOR_CHECKS, facts) == expected
     [found] = [each for each in judge(rules.COORDINATOR_CHECKS, facts, "it") if each.state is CheckState.WARNING]
     assert found.remedy
+
+
+def test_a_coordinator_that_sends_to_kafka_fails_while_kafka_takes_nothing() -> None:
+    sending = COORDINATOR._replace(kafka_protocol="sasl_ssl")
+    assert problems(rules.COORDINATOR_CHECKS, sending) == {}
+    failing = sending._replace(kafka_finding="Kafka does not take the decision log")
+    assert problems(rules.COORDINATOR_CHECKS, failing) == {"coordinator_kafka": "failed"}
