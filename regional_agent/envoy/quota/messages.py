@@ -1,6 +1,6 @@
 """The messages of `envoy.service.rate_limit_quota.v3`: reports that are read, and assignments that are written.
 
-Assignments have the form that Envoy 1.40 reads: token buckets and blanket rules, but no requests per time unit. It
+Assignments have the form that Envoy's source reads: token buckets and blanket rules, no requests per time unit. It
 reads times in whole seconds, and fills buckets continuously. It takes two buckets for one if only the seconds of their
 fill interval differ, so slow buckets have an interval with a nanosecond more.
 """
