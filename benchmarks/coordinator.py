@@ -36,6 +36,7 @@ from pydantic import SecretStr
 from benchmarks.frame import FEWEST_TURNS, Fact, Lines, Load, Row, compare, facts, row
 from benchmarks.load import http_is_whole
 from coordinator.access.issue_token import issue_token
+from coordinator.access.rules.audit import Actor
 from coordinator.clock import ComparedClock
 from coordinator.database.engine import open_database
 from coordinator.decision_log.store import open_decision_store
@@ -204,7 +205,7 @@ async def new_region(owner: "asyncpg.Connection[asyncpg.Record]", lanes: int = 4
         await put_region(owner, name, None, None, None, now)
         issued = await issue_token(owner, [f"region:{name}"], "a benchmark", now)
         asked = OpenEpoch(nonce=secrets.token_hex(16), fingerprint="an incarnation")
-        opened = await open_epoch(owner, name, asked, lanes, now)
+        opened = await open_epoch(owner, name, asked, lanes, Actor("a benchmark"), now)
     return Region(name, [], opened.epoch, opened.lanes, issued.token)  # type: ignore[union-attr]
 
 

@@ -16,7 +16,7 @@ return function()
   local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'nonce', 'mono', 'last')
   if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return 0 end
   redis.call('HSET', KEYS[1], 'epoch', ARGV[3], 'lanes', ARGV[4], 'exempt', ARGV[5])
-  redis.call('HDEL', KEYS[1], 'kept_epoch')
+  redis.call('HDEL', KEYS[1], 'kept_epoch', 'promoted')
   if ARGV[6] == '1' then
     local mono = clock.read(fence[3], fence[4])
     redis.call('HSET', KEYS[1], 'data_lost_at', string.format('%.0f', mono))

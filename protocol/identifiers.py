@@ -3,16 +3,21 @@
 A *quota key* names one limited thing: the quota of the document and the values it is counted by, such as
 `exports:tenant=acme`. Values come from requests, so all but a few plain characters are percent-encoded: a key
 never holds a separator that a value brought along.
+
+A *fingerprint* tells one incarnation of a region's store from another: the store by its `run_id` and the id of its
+replication history, and, where replicas confirm each reply, these by their `run_id`s. It also has the number of links
+to replicas that the store had made by then: one that was linked again may have been a primary meanwhile. So an agent
+that knows other replicas, or none, is fenced by every script.
 """
 
 import functools
 import hashlib
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -103,3 +108,39 @@ def operation_digest(tenant: str, operation_id: str) -> str:
 def lane_of(key: str, lanes: int) -> int:
     """Return the lane that a quota key belongs to for the whole of an epoch."""
     return zlib.crc32(key.encode()) % lanes
+
+
+# --- fingerprints -----------------------------------------------------------------------------------------------------
+
+MAX_REPLICAS = 3  # that a fingerprint names: it is at most 256 characters long
+_NAMES = "+"
+
+
+class StoreName(NamedTuple):
+    run_id: str
+    history: str  # the id of its replication history (`master_replid`)
+
+
+def with_replicas(store: str, run_ids: Iterable[str], links_made: str) -> str:
+    """Return the fingerprint of an incarnation whose replies these replicas confirm."""
+    named = sorted(run_ids)
+    return _NAMES.join((store, links_made, *named)) if named else store
+
+
+def store_of(fingerprint: str) -> str:
+    """Return the fingerprint of the store alone."""
+    return fingerprint.partition(_NAMES)[0]
+
+
+def replicas_of(fingerprint: str) -> frozenset[str]:
+    """Return the run ids of the replicas that confirm each reply."""
+    return frozenset(fingerprint.split(_NAMES)[2:])
+
+
+def links_made_of(fingerprint: str) -> str:
+    return "".join(fingerprint.split(_NAMES)[1:2])
+
+
+def name_of(fingerprint: str) -> StoreName:
+    run_id, _, history = store_of(fingerprint).partition(":")
+    return StoreName(run_id, history)

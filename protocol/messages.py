@@ -46,6 +46,15 @@ class ServiceMessage(Struct, frozen=True, kw_only=True):
 # --- epochs ----------------------------------------------------------------------------------------------------------
 
 
+class PromotedReplica(ServiceMessage, frozen=True):
+    """Why the store has all of its previous epoch: a replica that confirmed each of its replies is the primary now."""
+
+    nonce: Nonce  # with which that epoch was opened
+    history: Annotated[str, Meta(min_length=1, max_length=128, description="of the former primary")]
+    offset: Units  # how far the replica has it
+    seqs: Annotated[list[Units], Meta(max_length=MAX_LANES, description="of each lane, the last number that it has")]
+
+
 class OpenEpoch(ServiceMessage, frozen=True, omit_defaults=True):
     nonce: Nonce
     fingerprint: Fingerprint
@@ -55,6 +64,7 @@ class OpenEpoch(ServiceMessage, frozen=True, omit_defaults=True):
     # Which cell of the region's store it is for, of how many. A single store is one cell.
     cell: Annotated[int, Meta(ge=0, lt=MAX_CELLS)] = 0
     cells: Annotated[int, Meta(ge=1, le=MAX_CELLS)] = 1
+    promoted: PromotedReplica | None = None  # if it proves that nothing was lost, `lost_data` does not count
 
 
 class RebindEpoch(ServiceMessage, frozen=True):

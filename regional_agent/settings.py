@@ -121,6 +121,14 @@ class AgentSettings(JwtSettings):
             "`/v1/status` and the log say so."
         ),
     )
+    store_confirm_in_replicas: bool = Field(
+        default=False,
+        examples=["true"],
+        description=(
+            "Set it to true to let each reply of the store count only once its replicas have confirmed it. After a "
+            "failover to one of them nothing is in suspense. Set it for all agents of the region."
+        ),
+    )
     host: str = Field(default="127.0.0.1", min_length=1, examples=["127.0.0.1"], description="Address to listen on.")
     port: int = Field(default=8411, ge=0, le=65535, examples=[8411], description="Port to listen on.")
     uds: str | None = Field(

@@ -46,7 +46,8 @@ async def open_region_epoch(request: Request, region: PathRegion, coordinator: C
         raise refused("cell", "maximum", f"Of {body.cells} cells the last is {body.cells - 1}.")
     _take_an_epoch(coordinator, region, Budget.JOURNAL_EPOCHS if body.journal else Budget.EPOCHS)
     lanes, now = coordinator.settings.lanes, coordinator.clock.now()
-    opened = await coordinator.database.run(lambda c: open_epoch(c, region, body, lanes, now))
+    by = actor_of(request, await caller_of(request, coordinator))
+    opened = await coordinator.database.run(lambda c: open_epoch(c, region, body, lanes, by, now))
     if opened is None:
         raise Problem("not-found", "There is no such region.")
     return reply(_granted(opened))

@@ -60,7 +60,13 @@ class Cell:
         self.scripts = Scripts(store, number, library)
         breaker = CircuitBreaker(settings.breaker_failures, settings.breaker_pause_ms)
         self.breaker = StoreCircuitBreaker(breaker, clock, metrics, self.scripts.probe, settings.breaker_pause_ms)
-        self.epochs = EpochManager(store, self.scripts, coordinator, on_established=self.breaker.record_success)
+        self.epochs = EpochManager(
+            store,
+            self.scripts,
+            coordinator,
+            on_established=self.breaker.record_success,
+            confirms_in_replicas=settings.store_confirm_in_replicas,
+        )
         self.quotas = Quotas(clock)
         batcher = CheckBatcher(self.scripts, self.breaker)
         self.share_loop = ShareLoop(settings.name, self.scripts, self.epochs, keys, coordinator, metrics, clock)

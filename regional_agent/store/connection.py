@@ -25,7 +25,19 @@ import structlog
 import tenacity
 from redis.exceptions import RedisError
 
+from regional_agent.store.address import server_name
 from regional_agent.store.call_statistics import CONNECTION_LOST, NOT_CONNECTED, TIMEOUT, StoreCallStatistics
+from regional_agent.store.durability import (
+    READS_LINKS,
+    Durability,
+    Link,
+    OnDisk,
+    Replicas,
+    SharedHistory,
+    find_field,
+    read_links,
+    shared_history,
+)
 from regional_agent.store.opening import CONNECT_S, Endpoint, connect_with
 from regional_agent.store.rules.decision_timeout import DecisionTimeout
 
@@ -206,32 +218,27 @@ class _Protocol(asyncio.Protocol):
             self._transport.abort()  # what was not sent yet must not be: its reply could not be read
 
 
-def is_flushed(reply: Reply | Exception) -> bool:
-    """Return whether WAITAOF replied that the connection's writes are on the disk of this store."""
-    return isinstance(reply, list) and bool(reply) and reply[0] == 1
-
-
-def _wait_for_disk(timeout_s: float) -> tuple[Argument, ...]:
-    return ("WAITAOF", 1, 0, max(1, int(timeout_s * 1000)))
-
-
 class _DurabilityProof:
-    """Passes a reply on once the store has confirmed that the writes before it are on disk."""
+    """Passes a reply on once the store has confirmed that the writes before it are safe."""
 
-    __slots__ = ("_on_reply", "_reply")
+    __slots__ = ("_durability", "_expected", "_on_reply", "_replies")
 
-    def __init__(self, on_reply: OnReply) -> None:
+    def __init__(self, durability: Durability, expected: int, on_reply: OnReply) -> None:
+        """`expected`: the replies to wait for, of which the first is the script's."""
+        self._durability = durability
+        self._expected = expected
         self._on_reply = on_reply
-        self._reply: Reply | Exception = None
+        self._replies: list[Reply | Exception] = []
 
     def on_reply(self, reply: Reply | Exception) -> None:
-        self._reply = reply
-
-    def on_flushed(self, reply: Reply | Exception) -> None:
-        if isinstance(self._reply, Exception) or is_flushed(reply):
-            self._on_reply(self._reply)
+        self._replies.append(reply)
+        if len(self._replies) < self._expected:
+            return
+        answer, *confirmations = self._replies
+        if isinstance(answer, Exception) or self._durability.is_confirmed(confirmations):
+            self._on_reply(answer)
         else:
-            self._on_reply(NoAnswer("the store did not confirm that its writes are on disk"))
+            self._on_reply(NoAnswer(f"{self._durability.name} did not confirm the writes of a script in time"))
 
 
 class Store(Protocol):
@@ -247,7 +254,7 @@ class Store(Protocol):
     def is_noeviction_assumed(self) -> bool: ...
     @property
     def calls(self) -> int: ...
-    def prove_durability(self, *, is_wanted: bool) -> None: ...
+    def prove_durability(self, durability: Durability | None) -> None: ...
     @property
     def node(self) -> str:
         """Return the address of the node, for status and logs."""
@@ -257,9 +264,14 @@ class Store(Protocol):
         """Return why it is not connected, for status and logs."""
 
     async def call(self, *arguments: Argument) -> Reply: ...
+    async def call_unconfirmed(self, *arguments: Argument) -> Reply:
+        """Call without waiting for the writes to be safe: for what an epoch begins with."""
+
     def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None: ...
     async def read_fingerprint(self) -> str: ...
     async def is_exempt(self) -> bool: ...
+    async def find_replicas(self) -> Replicas: ...
+    async def read_shared_history(self) -> SharedHistory | None: ...
     async def read_eviction_policy(self) -> str | None: ...
     def reconnect(self) -> None: ...
 
@@ -293,7 +305,7 @@ class StoreConnection:
         self._is_node = is_node
         self._assumes_noeviction = assumes_noeviction
         self.is_noeviction_assumed = False
-        self._proves_durability = False
+        self._durability: Durability | None = None
         self._reason = ""
         self._protocol: _Protocol | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -312,18 +324,28 @@ class StoreConnection:
         return f"the store at {self.endpoint} is not connected{self._reason}"
 
     async def call(self, *arguments: Argument) -> Reply:
+        return await self.call_with(self._durability, *arguments)
+
+    async def call_unconfirmed(self, *arguments: Argument) -> Reply:
+        return await self.call_with(None, *arguments)
+
+    async def call_with(self, durability: Durability | None, *arguments: Argument) -> Reply:
+        """Call. The reply of a script counts once its writes are safe in this way."""
         if self.fingerprint is None:
             raise self._not_connected()
-        return await self._ask(*arguments)
+        return await (self._ask(*arguments) if durability is None else self._ask_with(durability, arguments))
 
     def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None:
         """Send a command at once, not at the end of the turn. `on_reply` gets the reply, or why there is none."""
+        self.send_with(self._durability, arguments, on_reply)
+
+    def send_with(self, durability: Durability | None, arguments: Sequence[Argument], on_reply: OnReply) -> None:
         if self.fingerprint is None or self._protocol is None:
             on_reply(self._not_connected())
             return
         self.calls += 1
         timeout_s = self._statistics.decision_timeout.seconds
-        self._submit(self._protocol, arguments, on_reply, timeout_s, at_once=True)
+        self._submit(self._protocol, durability, arguments, on_reply, timeout_s, at_once=True)
 
     def _not_connected(self) -> StoreUnavailable:
         self._statistics.failures[NOT_CONNECTED] += 1
@@ -332,29 +354,35 @@ class StoreConnection:
     def _submit(
         self,
         protocol: _Protocol,
+        durability: Durability | None,
         arguments: Sequence[Argument],
         on_reply: OnReply,
         timeout_s: float,
         *,
         at_once: bool,
     ) -> None:
-        if not self._proves_durability or arguments[0] not in SCRIPTS:
+        if durability is None or arguments[0] not in SCRIPTS:
             protocol.send(arguments, on_reply, timeout_s, at_once=at_once)
             return
-        proof = _DurabilityProof(on_reply)
-        protocol.send(arguments, proof.on_reply, timeout_s, at_once=False)
-        protocol.send(_wait_for_disk(timeout_s), proof.on_flushed, timeout_s, at_once=at_once)
+        *commands, last = arguments, *durability.commands(timeout_s)
+        proof = _DurabilityProof(durability, len(commands) + 1, on_reply)
+        for command in commands:
+            protocol.send(command, proof.on_reply, timeout_s, at_once=False)
+        protocol.send(last, proof.on_reply, timeout_s, at_once=at_once)
 
-    def prove_durability(self, *, is_wanted: bool) -> None:
-        """Set whether replies of scripts count only once the store has confirmed that their writes are on disk."""
-        self._proves_durability = is_wanted
+    def prove_durability(self, durability: Durability | None) -> None:
+        """Set how the writes of scripts are confirmed before their replies count; None: the replies count at once."""
+        self._durability = durability
 
     async def _ask(self, *arguments: Argument) -> Reply:
+        return await self._ask_with(None, arguments)
+
+    async def _ask_with(self, durability: Durability | None, arguments: Sequence[Argument]) -> Reply:
         if self._protocol is None:
             raise StoreUnavailable(self.fault)
         self.calls += 1
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._submit(self._protocol, arguments, set_result_of(future), self._timeout_s, at_once=False)
+        self._submit(self._protocol, durability, arguments, set_result_of(future), self._timeout_s, at_once=False)
         return await future
 
     async def read_fingerprint(self) -> str:
@@ -385,14 +413,59 @@ class StoreConnection:
 
     async def _can_prove_durability(self) -> bool:
         """Return whether the store can confirm that a write is on its disk: Redis since 7.2, and Valkey."""
+        disk = OnDisk()
         try:
-            return is_flushed(await self._ask(*_wait_for_disk(self._timeout_s)))
+            return disk.is_confirmed([await self._ask(*command) for command in disk.commands(self._timeout_s)])
         except StoreError:
             return False
 
+    async def find_replicas(self) -> Replicas:
+        """Return the replicas that follow this store, each with its own word for which process it is.
+
+        Each is asked at the address at which the store sees it; one that does not answer is left out. The store is
+        asked over a connection of its own: on this one, calls may wait for a replica that confirms nothing.
+        """
+        place = self.endpoint.place
+        if place is None:
+            return Replicas({}, "")
+        before = await self._read_server(*place)
+        history, links = _field(before, b"master_replid"), read_links(before)
+        run_ids = await asyncio.gather(*(self._identify_replica(link, history) for link in links.acknowledged))
+        if read_links(await self._read_server(*place)).made != links.made:
+            raise StoreUnavailable("replicas of the store were linked while they were asked which they are")
+        named = zip(run_ids, links.acknowledged, strict=True)
+        return Replicas({run_id: link for run_id, link in named if run_id is not None}, links.made)
+
+    async def _identify_replica(self, link: Link, history: str) -> str | None:
+        try:
+            info = await self._read_server(*link)
+        except StoreUnavailable as error:
+            log.warning("replica of the store unreachable", replica=server_name(*link), reason=str(error))
+            return None
+        follows = find_field(info, b"role") == "slave" and find_field(info, b"master_replid") == history
+        return _field(info, b"run_id") if follows and find_field(info, b"master_link_status") == "up" else None
+
+    async def _read_server(self, host: str, port: int) -> bytes:
+        """Return what a server of this store says of itself and of its replication."""
+        connection = self.endpoint.connection_to(host, port)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await connection.connect()  # type: ignore[no-untyped-call]
+                await connection.send_command(*READS_LINKS, "server")
+                info: bytes = await connection.read_response()
+                return info
+        except UNREACHABLE as error:
+            raise StoreUnavailable(describe(error)) from error
+        finally:
+            await connection.disconnect(nowait=True)
+
+    async def read_shared_history(self) -> SharedHistory | None:
+        """Return what this store has in common with the primary that it replaced, or None if it replaced none."""
+        return shared_history(await self._ask("INFO", "replication"))
+
     async def read_eviction_policy(self) -> str | None:
         """Read which keys the store drops when its memory is full. It may be changed at any time."""
-        policy = _find_field(await self._ask("INFO", "memory"), b"maxmemory_policy")
+        policy = find_field(await self._ask("INFO", "memory"), b"maxmemory_policy")
         self.is_noeviction_assumed = policy is None and self._assumes_noeviction
         self.eviction_policy = KEEPS_ALL if self.is_noeviction_assumed else policy
         return self.eviction_policy
@@ -509,15 +582,7 @@ def _fingerprint(server: bytes, replication: bytes) -> str:
 
 
 def _field(info: bytes, name: bytes) -> str:
-    value = _find_field(info, name)
+    value = find_field(info, name)
     if value is None:
         raise StoreError(f"the store's INFO has no {name.decode()}")
     return value
-
-
-def _find_field(info: bytes, name: bytes) -> str | None:
-    for line in info.splitlines():
-        key, _, value = line.partition(b":")
-        if key == name:
-            return value.decode()
-    return None

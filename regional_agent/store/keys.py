@@ -11,11 +11,12 @@ FORMAT = OLDEST_FORMAT = 1  # of the keys and their content, which the fence has
 FENCE = b"lh:fence"
 EPOCHS = b"lh:epochs"
 PROBE = b"lh:probe"
+CONFIRMED = b"lh:confirmed"
 LIBRARIES = b"lh:libraries"
 
 
 def of_cell(name: bytes, cell: int | None) -> bytes:
-    """Return the name of FENCE, EPOCHS, PROBE or LIBRARIES in a cell of a Cluster, or in a single store (None)."""
+    """Return the name of FENCE, EPOCHS, PROBE, CONFIRMED or LIBRARIES in a cell of a Cluster; None: in a store."""
     return name if cell is None else b"lh:{%d}:%s" % (cell, name.removeprefix(b"lh:"))
 
 

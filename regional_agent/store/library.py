@@ -10,7 +10,7 @@ calls it would load it again.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import structlog
 
@@ -19,6 +19,7 @@ from regional_agent.store.sources import PREFIX, Library
 
 log = structlog.get_logger()
 
+BEGINS_AN_EPOCH = frozenset({"begin_incarnation", "adopt_epoch", "rebind_epoch"})  # their writes are confirmed later
 MAX_LOADS = 2  # for one call: the functions may be flushed again meanwhile
 NOTE_INTERVAL_S = 60.0
 UNCONNECTED_PAUSE_S = 1.0
@@ -54,8 +55,11 @@ class StoreLibrary:
 
     async def call(self, script: str, names: Sequence[bytes], *arguments: Argument) -> Reply:
         """Run a script. Raises StoreUnavailable or StoreError."""
+        call = self._store.call_unconfirmed if script in BEGINS_AN_EPOCH else self._store.call
         try:
-            reply = await self._call_or_load(("FCALL", self.library.functions[script], len(names), *names, *arguments))
+            reply = await self._call_or_load(
+                call, ("FCALL", self.library.functions[script], len(names), *names, *arguments)
+            )
         except StoreError as error:
             if not str(error).startswith(_REFUSALS) and not is_unknown_function(error):
                 raise
@@ -64,14 +68,14 @@ class StoreLibrary:
         self.refusal = ""
         return reply
 
-    async def _call_or_load(self, call: Sequence[Argument]) -> Reply:
+    async def _call_or_load(self, call: Callable[..., Awaitable[Reply]], arguments: Sequence[Argument]) -> Reply:
         try:
-            return await self._store.call(*call)
+            return await call(*arguments)
         except StoreError as error:
             if not is_unknown_function(error):
                 raise
         await self._load()
-        return await self._store.call(*call)
+        return await call(*arguments)
 
     def repeats(
         self, call: Sequence[Argument], error: StoreError, on_reply: OnReply, loads_left: int = MAX_LOADS

@@ -55,6 +55,13 @@ class Endpoint(Protocol):
         """Return a connection to the server that has the store now; it is not connected yet."""
 
     @property
+    def place(self) -> tuple[str, int] | None:
+        """Return the server that was located last, or None if it is not reached by TCP."""
+
+    def connection_to(self, host: str, port: int) -> AbstractConnection:
+        """Return a connection to a server of the same store, with the same credentials; it is not connected yet."""
+
+    @property
     def watch_interval_s(self) -> float | None:
         """Return how often to ask `has_moved`, or None if the address always leads to the same server."""
 
@@ -84,7 +91,14 @@ class Server:
     async def locate(self) -> AbstractConnection:
         if self._address.path:
             return UnixDomainSocketConnection(path=self._address.path, **self._options)
-        return connection_class(self._address)(host=self.host, port=self.port, **self._options)
+        return self.connection_to(self.host, self.port)
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        return None if self._address.path else (self.host, self.port)
+
+    def connection_to(self, host: str, port: int) -> AbstractConnection:
+        return connection_class(self._address)(host=host, port=port, **self._options)
 
     async def has_moved(self) -> bool:
         return False

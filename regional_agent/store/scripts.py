@@ -60,7 +60,7 @@ _HOLDING: dict[str, Callable[[str, int], Charge]] = {
     f"{SHADOW}concurrency": lambda quota, units: SlotCharge(quota, units, 0, 0, is_shadow=True),
 }
 _ALL_HELD = -1  # units to commit: as many as the part has set aside
-_FENCE_FIELDS = ("fingerprint", "nonce", "epoch", "lanes", "kept_epoch", "exempt", "format")
+_FENCE_FIELDS = ("fingerprint", "nonce", "epoch", "lanes", "kept_epoch", "exempt", "format", "promoted")
 
 
 class Scripts:
@@ -75,6 +75,7 @@ class Scripts:
         self._fence_key = keys.of_cell(keys.FENCE, cell)
         self._epochs_key = keys.of_cell(keys.EPOCHS, cell)
         self._probe_key = keys.of_cell(keys.PROBE, cell)
+        self.confirmed_key = keys.of_cell(keys.CONFIRMED, cell)
         self._check_function = self.library.library.functions["check"]
 
     async def _call(self, name: str, names: Sequence[bytes], *arguments: Argument) -> Any:
@@ -92,10 +93,15 @@ class Scripts:
         return _fence(await self._store.call("HMGET", self._fence_key, *_FENCE_FIELDS))
 
     async def begin_incarnation(
-        self, fingerprint: str, fresh_nonce: str, ended_nonce: str = "", kept_epoch: int | None = None
+        self,
+        fingerprint: str,
+        fresh_nonce: str,
+        ended_nonce: str = "",
+        kept_epoch: int | None = None,
+        promoted: str = "",
     ) -> Fence:
         """Begin a new incarnation of the store, unless it began already, and return its fence."""
-        arguments = fingerprint, fresh_nonce, ended_nonce, kept_epoch or "", keys.FORMAT
+        arguments = fingerprint, fresh_nonce, ended_nonce, kept_epoch or "", keys.FORMAT, promoted
         return _fence(await self._call("begin_incarnation", [self._fence_key], *arguments))
 
     async def adopt_epoch(
@@ -462,7 +468,8 @@ def _tag(incarnation: StoreIncarnation, quota: str) -> int:
 
 
 def _fence(fields: list[bytes | None]) -> Fence:
-    fingerprint, nonce, epoch, lanes, kept_epoch, exempt, format_ = (each.decode() if each else None for each in fields)
+    texts = [each.decode() if each else None for each in fields]
+    fingerprint, nonce, epoch, lanes, kept_epoch, exempt, format_, promoted = texts
     return Fence(
         fingerprint,
         nonce,
@@ -471,6 +478,7 @@ def _fence(fields: list[bytes | None]) -> Fence:
         _number(kept_epoch),
         exempt == "1",
         _number(format_) or keys.OLDEST_FORMAT,
+        promoted or "",
     )
 
 

@@ -44,7 +44,14 @@ class Sentinels:
 
     async def locate(self) -> AbstractConnection:
         self._primary = await self._find_primary()
-        return connection_class(self._address)(host=self._primary.host, port=self._primary.port, **self._options)
+        return self.connection_to(self._primary.host, self._primary.port)
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        return None if self._primary is None else (self._primary.host, self._primary.port)
+
+    def connection_to(self, host: str, port: int) -> AbstractConnection:
+        return connection_class(self._address)(host=host, port=port, **self._options)
 
     async def has_moved(self) -> bool:
         """Return whether the sentinels name another primary. While none of them answers, the present one is kept."""

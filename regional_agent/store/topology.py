@@ -20,6 +20,7 @@ from regional_agent.cluster.rules.slot_map import Place, nodes_of, places_of
 from regional_agent.store.address import StoreAddress
 from regional_agent.store.call_statistics import NOT_CONNECTED, StoreCallStatistics
 from regional_agent.store.connection import UNREACHABLE, Argument, OnReply, Reply, StoreConnection, StoreUnavailable
+from regional_agent.store.durability import Durability, Replicas, SharedHistory
 from regional_agent.store.opening import CONNECT_S, Server, StoreAccess
 
 log = structlog.get_logger()
@@ -37,6 +38,7 @@ class CellConnection:
         self.reason = ""  # why no node could be asked
         self._cluster = cluster
         self._statistics = statistics
+        self._durability: Durability | None = None
 
     @property
     def connected(self) -> bool:
@@ -54,9 +56,9 @@ class CellConnection:
     def is_noeviction_assumed(self) -> bool:
         return self.link is not None and self.link.is_noeviction_assumed
 
-    def prove_durability(self, *, is_wanted: bool) -> None:
-        """A Cluster is never exempt: each failover begins another incarnation."""
-        assert not is_wanted
+    def prove_durability(self, durability: Durability | None) -> None:
+        """Set how the writes of this cell's scripts are confirmed; other cells on the node have their own way."""
+        self._durability = durability
 
     @property
     def calls(self) -> int:
@@ -75,19 +77,28 @@ class CellConnection:
         )
 
     async def call(self, *arguments: Argument) -> Reply:
-        return await self._linked().call(*arguments)
+        return await self._linked().call_with(self._durability, *arguments)
+
+    async def call_unconfirmed(self, *arguments: Argument) -> Reply:
+        return await self._linked().call_unconfirmed(*arguments)
 
     def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None:
         if self.link is None:
             on_reply(self._not_connected())
         else:
-            self.link.send(arguments, on_reply)
+            self.link.send_with(self._durability, arguments, on_reply)
 
     async def read_fingerprint(self) -> str:
         return await self._linked().read_fingerprint()
 
     async def is_exempt(self) -> bool:
         return await self._linked().is_exempt()
+
+    async def find_replicas(self) -> Replicas:
+        return await self._linked().find_replicas()
+
+    async def read_shared_history(self) -> SharedHistory | None:
+        return await self._linked().read_shared_history()
 
     async def read_eviction_policy(self) -> str | None:
         return await self._linked().read_eviction_policy()

@@ -57,6 +57,7 @@ class Fence(NamedTuple):
     kept_epoch: int | None = None  # the epoch before, if the store certainly kept all of its data
     is_exempt: bool = False  # the store fsynced every write, and had no replica, when it adopted its epoch
     format: int = keys.OLDEST_FORMAT  # of the store's keys
+    promoted: str = ""  # why `kept_epoch` is kept, if the store is a promoted replica (JSON)
 
 
 # --- what a check takes -----------------------------------------------------------------------------------------------

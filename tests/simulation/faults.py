@@ -113,6 +113,7 @@ def draw(seed: int, steps: int, only: Collection[str] = ()) -> list[Event]:
         else [
             *_of_people("what ops do", OF_OPS, seed, steps),
             *_of_people("what finance does", OF_FINANCE, seed, steps),
+            *_of_people("what happens to replicas", OF_REPLICAS, seed, steps),
             *_of_modes(seed, steps),
             *_of_surroundings(seed, steps),
         ]
@@ -144,7 +145,17 @@ OF_SURROUNDINGS: dict[str, tuple[int, tuple[int, int]]] = {
 OF_MODES = {"mode": (0, 5)}
 # What two people correct in the books. Likewise.
 OF_FINANCE = {"credited": (1, 60), "debited": (1, 60), "written_off": (1, 30)}
-OTHERS = OF_OPS | OF_MODES | OF_FINANCE | {kind: numbers for kind, (_, numbers) in OF_SURROUNDINGS.items()}
+# What happens to the replicas of stores that have one, in every third run. Likewise.
+OF_REPLICAS = {
+    "store_fails_over": (1, 10),
+    "store_fails_back": (0, 0),
+    "replica_hangs": (0, 0),  # until it is linked again or promoted
+    "replica_replaced": (0, 0),  # another one listens at its address, and it lives on: it is what is promoted next
+    "replica_linked": (0, 0),  # again, or another one in its place
+}
+OTHERS = (
+    OF_OPS | OF_MODES | OF_FINANCE | OF_REPLICAS | {kind: numbers for kind, (_, numbers) in OF_SURROUNDINGS.items()}
+)
 
 
 def _numbers(kind: str) -> tuple[int, int]:

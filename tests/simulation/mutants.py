@@ -48,10 +48,13 @@ from regional_agent.leasing.coordinator_client import CoordinatorUnavailable
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.exchange_loop import ExchangeLoop
 from regional_agent.leasing.shutdown import Shutdown
+from regional_agent.store import connection, durability
 from regional_agent.store.connection import StoreConnection
+from regional_agent.store.durability import InReplicas, read_links
 from regional_agent.store_outage import booking
 from regional_agent.store_outage.booking import JournalBooking
 from regional_agent.store_outage.journal import Journal
+from tests.simulation.faults import OF_REPLICAS
 from tests.simulation.lua_edits import edit_lua
 from tests.simulation.simulated import ledger_model
 from tests.simulation.simulated.disks import VirtualSegment
@@ -576,6 +579,21 @@ def late_usage_booked_beside_what_was_carried(world: World) -> Iterator[Any]:
         return real(lease, closed_at, corrections, {running: open_pools[running]}, now, **more)
 
     yield patch.object(locked, "late_of", late_of)
+
+
+@mutant
+@drawn_from(*OF_REPLICAS, "burst", "later")
+def replicas_are_not_waited_for(_: World) -> Iterator[Any]:
+    """A reply counts at once, whatever replicas have acknowledged."""
+    yield patch.object(InReplicas, "is_confirmed", lambda *_: True)
+
+
+@mutant
+@drawn_from(*OF_REPLICAS, "burst", "later")
+def replicas_are_told_by_their_address(_: World) -> Iterator[Any]:
+    """Whatever process listens at the address of a replica acknowledges in its name."""
+    for module in (durability, connection):
+        yield patch.object(module, "read_links", lambda info: read_links(info)._replace(made="1.0"))
 
 
 @mutant

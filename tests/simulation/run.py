@@ -106,6 +106,11 @@ class _Run:
             self.by_step.setdefault(event.step, []).append(event)
         self.to_keep = {(event.region, event.step - event.number) for event in events if event.kind in DEPTHS}
 
+        self.to_hang: dict[int, list[str]] = {}  # the replicas that lag when they are promoted
+        for event in events:
+            if event.kind == "store_fails_over" and event.number % 2:
+                self.to_hang.setdefault(event.step - event.number, []).append(event.region)
+
     async def result(self, cells: Counter[str]) -> Result:
         violation, world = None, self.world
         denials = (machine.denials for machine in world.machines.values())
@@ -152,6 +157,8 @@ class _Run:
         for region, kept in self.to_keep:
             if kept == step:
                 world.snapshots[region, step] = world.machines[region].snapshot()
+        for region in self.to_hang.get(step, ()):
+            world.machines[region].hang_replica()
         for end in world.until.pop(step, []):
             end()
         for event in self.by_step.get(step, []):

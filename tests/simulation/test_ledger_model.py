@@ -139,7 +139,7 @@ class Both:
         return opened.epoch
 
     async def _ask(self, region: str, request: OpenEpoch) -> EpochOpened | EpochRefusal | None:
-        real = await open_epoch(self.real, region, request, LANES, self.now)
+        real = await open_epoch(self.real, region, request, LANES, Actor("test"), self.now)
         model, transaction = self.model.open_epoch(region, request, self.now)
         self.model.commit(transaction)
         assert real == model

@@ -84,6 +84,39 @@ def test_a_region_admits_again_after_it_slept_past_a_used_up_period() -> None:
     assert run(0, 150, history).violation is None
 
 
+# Two of the three stores of seed 1 have a replica, and the third is exempt.
+PROMOTIONS = {
+    "with_everything": [("store_fails_over", 50, 2)],
+    "that_lags": [("store_fails_over", 50, 7)],
+    "that_was_replaced": [("replica_replaced", 45, 0), ("store_fails_over", 55, 2)],
+    "and_back_again": [("store_fails_over", 45, 2), ("store_fails_back", 70, 0)],
+}
+
+
+def promotion(name: str) -> list[Event]:
+    demand = [Event(0, "demand", region, 30) for region in REGIONS]
+    return [*demand, *(Event(step, kind, region, n) for region in REGIONS for kind, step, n in PROMOTIONS[name])]
+
+
+@pytest.mark.parametrize("name", PROMOTIONS)
+def test_a_promoted_replica_that_confirmed_everything_leaves_nothing_to_people(name: str) -> None:
+    result = run(1, 100, promotion(name))
+    assert result.violation is None
+    assert result.reached["promoted"] == 2
+    assert result.admitted > 100
+
+
+@pytest.mark.parametrize(
+    ("mutant", "name"),
+    [
+        ("replicas_are_not_waited_for", "that_lags"),
+        ("replicas_are_told_by_their_address", "that_was_replaced"),
+    ],
+)
+def test_a_replica_that_lacks_something_is_missed_without_its_guard(mutant: str, name: str) -> None:
+    assert run(1, 100, promotion(name), MUTANTS[mutant]).violation is not None
+
+
 @pytest.mark.parametrize("kind", [kind for kind, (weight, _) in OF_SURROUNDINGS.items() if weight])
 def test_what_changes_under_way_stops_nobody(kind: str) -> None:
     """Each kind of fault alone: requests are admitted in time."""

@@ -45,6 +45,7 @@ from tests.simulation.simulated import operators
 from tests.simulation.simulated.disks import VirtualDirectory, VirtualDisk
 from tests.simulation.simulated.ledger_model import Adjustment, Epoch, LedgerModel, Name, Transaction
 from tests.simulation.simulated.network import TRANSACTION_S, Coordinators, VirtualClient, Weather
+from tests.simulation.simulated.scripted_store import Replica
 from tests.simulation.simulated.stores import Admission, Machine, VirtualConnection
 from tests.simulation.simulated.virtual_time import VirtualClock, VirtualLoop
 from web.problems import Problem
@@ -140,6 +141,8 @@ class Truth:
     total: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))  # enforced, by quota and period
     heard: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # what services were told
     executed: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by quota
+    checked: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))  # by region and quota
+    answered: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))  # of these, to services
     heard_without: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # told without the store, by quota
 
 
@@ -220,6 +223,8 @@ class World:
         machine.store.note_overdrawn = lambda lease, _period, units: self._overdrew(machine, lease, units)
         machine.drift_ppm = self.random.choice([0, 0, 20_000, -20_000])
         machine.store.is_exempt = self.random.random() < 0.5
+        if not machine.store.is_exempt and self.chance(f"replica of {name}").random() < 0.5:
+            machine.link_replica()
         return machine
 
     def _written(self, transaction: Transaction, before: Mapping[Name, Any]) -> None:
@@ -236,6 +241,9 @@ class World:
 
     def _admitted(self, admission: Admission) -> None:
         self._worked(admission)
+        self.truth.checked[admission.region, admission.quota] += admission.units
+        if admission.units < 0:
+            return  # it was not admitted after all
         self.admissions.append(admission)
         self._is_in_time(admission)
 
@@ -317,6 +325,9 @@ class World:
             journal_max_ms=900_000,
             name=agent.name,
             decision_log_rows_per_second=0,
+            # An agent without the setting does as the others.
+            store_confirm_in_replicas=self.machines[agent.region].store.replica is not None
+            and self.chance(f"confirms {agent.name}").random() < 0.7,
         )
         agent.real = RegionalAgent(settings, self.clock)
         for cell in agent.real.cells:
@@ -507,7 +518,10 @@ class World:
             heard = self.truth.heard if verdict.answer.degraded is None else self.truth.heard_without
             for policy in verdict.answer.policies:
                 if policy.kind == "allowance":
-                    heard[subject_key(policy.quota, {"tenant": tenant})] += cost_of(check, policy.quota)
+                    quota, units = subject_key(policy.quota, {"tenant": tenant}), cost_of(check, policy.quota)
+                    heard[quota] += units
+                    if verdict.answer.degraded is None:
+                        self.truth.answered[agent.region, quota] += units
 
     def _note_denials(self, agent: Agent, asked_s: float, check: Check, answer: CheckAnswer) -> None:
         """Note since when every request in a region is denied by an allowance."""
@@ -659,11 +673,35 @@ def _restart(world: World, event: Event) -> None:
 
 
 def _fail_over(world: World, event: Event) -> None:
+    machine = world.machines[event.region]
+    if machine.store.replica is not None:
+        if event.region not in world.lost_regions:
+            _promote(world, event.region, machine.stale or machine.store.replica)
+        return
     snapshot = world.snapshots.get((event.region, event.step - event.number))
     is_exempt = world.machines[event.region].store.is_exempt  # it has no replica
     if snapshot is not None and event.region not in world.lost_regions and not is_exempt:
         world.lossy_regions.add(event.region)
         world.machines[event.region].fail_over(snapshot)
+
+
+def _promote(world: World, region: str, replica: Replica) -> None:
+    if world.machines[region].promote(replica):
+        world.coordinators.outcomes["promoted"] += 1
+    else:
+        world.lossy_regions.add(region)
+
+
+def _replica(world: World, event: Event) -> None:
+    machine = world.machines[event.region]
+    if machine.store.replica is None:
+        return
+    if event.kind == "replica_replaced":
+        machine.replace_replica()
+    elif event.kind == "replica_linked":
+        machine.link_replica()
+    else:
+        machine.hang_replica()
 
 
 def _fail_back(world: World, event: Event) -> None:
@@ -672,6 +710,8 @@ def _fail_back(world: World, event: Event) -> None:
     """
     machine = world.machines[event.region]
     if machine.left is not None and event.region not in world.lost_regions:
+        if machine.left.replica is not None:
+            world.lossy_regions.add(event.region)  # another store has gone on with its epoch
         machine.fail_back()
         machine.admitting_epoch = 0
 
@@ -846,6 +886,9 @@ _HAPPENS: dict[str, Any] = {
     "store_goes_back_unseen": _restart,
     "store_fails_over": _fail_over,
     "store_fails_back": _fail_back,
+    "replica_hangs": _replica,
+    "replica_replaced": _replica,
+    "replica_linked": _replica,
     "store_down": _store_down,
     "store_usurped": _usurp,
     "store_slow": _slow,

@@ -21,6 +21,7 @@ class Action(StrEnum):
     REGION_PUT = "region.put"
     REGION_IDENTITIES_PUT = "region.identities_put"
     EPOCH_REBOUND = "epoch.rebound"
+    EPOCH_KEPT = "epoch.kept"
     EPOCH_RETIRED = "epoch.retired"
     RESOLUTION_PROPOSED = "resolution.proposed"
     RESOLUTION_APPROVED = "resolution.approved"

@@ -54,7 +54,7 @@ def says_all(agent_harness: AgentHarness, agent: Agent, exchanges: Sequence[Exch
 def opens(agent_harness: AgentHarness, agent: Agent) -> Step[Any]:
     """Open an epoch for another incarnation of its store."""
     request = OpenEpoch(nonce=token_hex(16), fingerprint="another incarnation")
-    return lambda c: open_epoch(c, agent.region, request, agent.lanes, agent_harness.clock.now())
+    return lambda c: open_epoch(c, agent.region, request, agent.lanes, Actor("test"), agent_harness.clock.now())
 
 
 def retires(agent_harness: AgentHarness, agent: Agent) -> Step[Any]:

@@ -519,6 +519,9 @@ def told_what_is_true(world: World, _: Watch) -> Iterator[str]:
     for quota, units in world.truth.heard.items():
         if units > world.truth.executed[quota]:
             yield f"{quota}: {units} told, {world.truth.executed[quota]} admitted"
+    for about, units in world.truth.answered.items():
+        if units > world.truth.checked[about]:
+            yield f"{about}: {units} answered, {world.truth.checked[about]} admitted"
 
 
 def no_hold_is_forgotten(world: World, _: Watch) -> Iterator[str]:
@@ -730,6 +733,16 @@ def nothing_of_what_is_central_lies_idle(world: World, _: Watch) -> Iterator[str
                 yield f"{lease}"
 
 
+def a_proven_promotion_leaves_nothing_to_people(world: World, _: Watch) -> Iterator[str]:
+    """Of an epoch that a promoted replica has all of, nothing is outstanding or in suspense."""
+    if world.ledger_lost:
+        return
+    for lease in world.ledger.leases.values():
+        is_lost = lease.region in world.lost_regions or lease.region in world.lossy_regions
+        if lease.epoch in world.ledger.kept and not is_lost and lease.outstanding + lease.suspense:
+            yield f"{lease}"
+
+
 def three_ways_agree(world: World, _: Watch) -> Iterator[str]:
     """Transfers, projections and the regions' totals agree in the reconciliation."""
     for period in sorted({key.period for key in world.ledger.pools}):
@@ -789,6 +802,7 @@ AT_THE_END: tuple[Invariant, ...] = (
     a_ledger_that_lost_data_is_noticed,
     lanes_go_on,
     nothing_of_what_is_central_lies_idle,
+    a_proven_promotion_leaves_nothing_to_people,
     three_ways_agree,
     what_is_over_is_closed,
 )

@@ -18,6 +18,8 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
+from msgspec import structs
+
 from coordinator.adjustments.rules import (
     EXPIRES_AFTER,
     AdjustmentKind,
@@ -39,6 +41,7 @@ from coordinator.epochs.rules.lost_ledger import (
     reported_leases,
     state_of_restored_lease,
 )
+from coordinator.epochs.rules.promotion import PreviousEpoch, may_be_whole, says_whole
 from coordinator.epochs.rules.split_brain import WINDOW, conflicting_stores
 from coordinator.exchange.rules import decision, replies, submissions
 from coordinator.exchange.rules import locked as locking
@@ -206,6 +209,7 @@ class LedgerModel:
         self.rows["limits"][0] = LimitsDocument()
         self._undo: list[dict[Name, Any]] = []
         self._position = 0
+        self.kept: set[int] = set()  # epochs of which a promoted replica has proved that it has everything
         self._epochs = 0  # a sequence: it never gives a number twice, whatever was rolled back
         self.on_commit: Callable[[Transaction], None] = lambda _: None
         self.on_write: Callable[[Transaction, Mapping[Name, Any]], None] = lambda *_: None  # with the rows before
@@ -442,11 +446,13 @@ class LedgerModel:
         lately = (epoch.fingerprint for epoch in in_place if epoch.opened_at > now - WINDOW)
         if request.fingerprint in conflicting_stores(lately):
             return EpochRefusal.TWO_STORES, transaction
+        request = self._judge_previous(region, request)
         if not request.journal:
             self._fence(region, request, transaction)
         self._epochs += 1
         lanes = self.lanes if request.cells == 1 else 1
-        opened = EpochOpened(epoch=self._epochs, lanes=lanes, is_whole=self._is_whole(self._epochs, region, request))
+        is_whole = self._is_whole(self._epochs, region, request, transaction)
+        opened = EpochOpened(epoch=self._epochs, lanes=lanes, is_whole=is_whole)
         state = EpochState.FENCED if request.journal else EpochState.CURRENT
         epoch = Epoch(region, request.nonce, request.fingerprint, lanes, state, now)
         epoch = epoch._replace(cell=request.cell, cells=request.cells)
@@ -456,12 +462,30 @@ class LedgerModel:
             transaction.writes[Name("lane", (self._epochs, lane))] = row
         return opened, transaction
 
-    def _is_whole(self, number: int, region: str, request: OpenEpoch) -> bool:
+    def _judge_previous(self, region: str, request: OpenEpoch) -> OpenEpoch:
+        epoch = self.epochs.get(request.previous or 0)
+        if not says_whole(request):
+            return request
+        if epoch is None or epoch.region != region:
+            return structs.replace(request, lost_data=True)
+        seqs = {lane: self.lane_rows[request.previous or 0, lane].last_seq for lane in range(epoch.lanes)}
+        is_current = epoch.state is EpochState.CURRENT
+        previous = PreviousEpoch(epoch.nonce, epoch.fingerprint, is_current, epoch.lost_data, seqs)
+        if not may_be_whole(previous, request):
+            return structs.replace(request, lost_data=True)
+        if request.promoted is not None:
+            self.kept.add(request.previous or 0)
+        return structs.replace(request, lost_data=False)
+
+    def _is_whole(self, number: int, region: str, request: OpenEpoch, transaction: Transaction | None = None) -> bool:
         in_place = [
             each for each, epoch in self.epochs.items() if epoch.is_in_place_of(region, request) and each < number
         ]
         before = max(in_place, default=None)
-        return before is None or (before == request.previous and not request.lost_data)
+        if before is None:
+            return True
+        epoch = (transaction.writes if transaction else {}).get(Name("epoch", before), self.epochs[before])
+        return before == request.previous and says_whole(request) and not epoch.lost_data
 
     def again(self, number: int, epoch: Epoch, region: str, request: OpenEpoch) -> EpochOpened | EpochRefusal:
         if (epoch.region, epoch.fingerprint) != (region, request.fingerprint):

@@ -9,12 +9,14 @@ Text is latin-1: one character for each byte.
 import copy
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 from regional_agent.admission.rules.modes import LOOKS, SETS_ASIDE
 from regional_agent.store.codec import decode_decisions
 from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
+from regional_agent.store.durability import NEVER_PROMOTED
 from regional_agent.store.opening import Server
 from regional_agent.store.sources import assemble_files, shipped_library
 from regional_agent.store.types import REASONS, SHADOW, RequestRun, StoreDecision, StoreRequest
@@ -44,6 +46,15 @@ class Charged(NamedTuple):
     cost: int
 
 
+@dataclass
+class Replica:
+    """The replica of a store: a process that follows it, until it hangs."""
+
+    run_id: str
+    offset: int = 0  # of what it has acknowledged
+    frozen: tuple[dict[str, Any], dict[str, int]] | None = None  # since it hangs: all that it has
+
+
 class ScriptedStore:
     """One store: its keys, its clock in microseconds, and the life it lives.
 
@@ -53,6 +64,13 @@ class ScriptedStore:
     def __init__(self, run_id: str = "run-1", replid: str = "replid-1", now_us: int = 1_000_000_000_000_000) -> None:
         self.run_id, self.replid, self.now_us = run_id, replid, now_us
         self.is_exempt = False  # it fsyncs every write, and has no replicas
+        self.replica: Replica | None = None
+        self.links_made = 0  # to replicas
+        self.offset, self.former_replid, self.shared_offset = (
+            0,
+            NEVER_PROMOTED,
+            -1,
+        )  # of its history, and the one before
         self.eviction = "noeviction"
         self.heard_at_us: int | None = None  # when the coordinator was last heard: nothing that the scripts know
         self.data: dict[str, Any] = {}
@@ -77,12 +95,15 @@ class ScriptedStore:
     def restart(self, run_id: str, replid: str) -> None:
         """Begin another incarnation; what the store remembers is the caller's to say."""
         self.run_id, self.replid = run_id, replid
+        self.links_made = int(self.replica is not None)
+        self.former_replid, self.shared_offset = NEVER_PROMOTED, -1
         self.loaded.clear()
 
     def execute(self, *arguments: Argument) -> Any:
         """Carry out one command as the agent sends it, and give the reply as the agent reads it."""
         self._forget_expired()
         name, *rest = [_text(each) for each in arguments]
+        self.offset += name in ("FCALL", "SET")
         if name == "FCALL":
             return self._call_function(rest)
         return _to_bytes(self._command(name, *rest))
@@ -334,12 +355,35 @@ class ScriptedStore:
     def _info(self, *sections: str) -> str:
         texts = {
             "server": f"run_id:{self.run_id}",
-            "replication": f"role:master\r\nconnected_slaves:0\r\nmaster_replid:{self.replid}\r\n"
-            "master_replid2:000\r\nrepl_backlog_active:0",
+            "replication": self._replication(),
+            "stats": f"sync_full:{self.links_made}\r\nsync_partial_ok:0",
             "cluster": "cluster_enabled:0",
             "memory": f"maxmemory_policy:{self.eviction}",
         }
         return "".join(f"# {section}\r\n{texts[section]}\r\n" for section in sections or texts)
+
+    def _replication(self) -> str:
+        each = self.replica
+        link = f"slave0:ip=replica,port=1,state=online,offset={each.offset},lag=0\r\n" if each else ""
+        return (
+            f"role:master\r\nconnected_slaves:{int(each is not None)}\r\n{link}master_replid:{self.replid}\r\n"
+            f"master_replid2:{self.former_replid}\r\nmaster_repl_offset:{self.offset}\r\n"
+            f"second_repl_offset:{self.shared_offset + 1}\r\nrepl_backlog_active:{int(each is not None)}"
+        )
+
+    def describe_replica(self) -> bytes:
+        """Return what the replica says of itself. Raise StoreUnavailable if it hangs."""
+        if self.replica is None or self.replica.frozen is not None:
+            raise StoreUnavailable("the replica does not answer")
+        link = f"role:slave\r\nmaster_replid:{self.replid}\r\nmaster_link_status:up"
+        return f"run_id:{self.replica.run_id}\r\n{link}\r\n".encode()
+
+    def _wait(self, *_: str) -> int:
+        """Let the replica acknowledge all that was written, unless it hangs."""
+        if self.replica is None or self.replica.frozen is not None:
+            return 0
+        self.replica.offset = self.offset
+        return 1
 
     def _config(self, _get: str, *names: str) -> list[str]:
         values = {
@@ -372,6 +416,7 @@ _COMMANDS |= {
     name.upper(): getattr(ScriptedStore, f"_{name}")
     for name in (
         *(
+            "wait",
             "waitaof",
             "function",
             "hget",

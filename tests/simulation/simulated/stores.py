@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from protocol.outcomes import DenialReason
@@ -21,8 +22,9 @@ from regional_agent.store.connection import (
     StoreUnavailable,
     _Call,
 )
+from regional_agent.store.durability import READS_LINKS
 from regional_agent.store.opening import Server
-from tests.simulation.simulated.scripted_store import ScriptedStore
+from tests.simulation.simulated.scripted_store import Replica, ScriptedStore
 from tests.simulation.simulated.virtual_time import VirtualClock
 
 
@@ -44,6 +46,9 @@ class Left(NamedTuple):
     forgets_at_us: dict[str, int]
     run_id: str
     replid: str
+    replica: Replica | None
+    links_made: int
+    redo: list[Callable[[], None]]  # what was admitted only here
 
 
 @dataclass
@@ -69,6 +74,10 @@ class Machine:
     note_work: Callable[[Admission], None] = lambda _: None
     works: dict[tuple[str, str, str], int] = field(default_factory=dict)  # of ended holds, by lease, period and part
     denials: Counter[str] = field(default_factory=Counter)
+    stale: Replica | None = None  # a replica at whose address another one listens by now
+    # What would undo the notes of what was admitted since the replica hangs, in an epoch whose replies it confirms; and
+    # what would make them again.
+    unconfirmed: list[tuple[Callable[[], None], Callable[[], None]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.store = ScriptedStore(f"{self.region}-1", f"{self.region}-replid-1")
@@ -80,13 +89,67 @@ class Machine:
         drift_us = self.clock.run_us() * self.drift_ppm // 1_000_000
         self.store.now_us = self.clock.us() + drift_us + self.offset_us
 
+    # --- its replica --------------------------------------------------------------------------------------------------
+
+    def link_replica(self, run_id: str = "") -> None:
+        """Let a replica copy the store, and follow it from now on."""
+        self.store.replica = Replica(run_id or f"{self.region}-{self.lives}-replica-{self.store.links_made}")
+        self.store.links_made += 1
+        self.unconfirmed.clear()
+
+    def hang_replica(self) -> None:
+        if self.store.replica is not None and self.store.replica.frozen is None:
+            self.store.replica.frozen = self.snapshot()
+
+    def replace_replica(self) -> None:
+        """Cut off the replica, which stays as it is, and let another one listen at its address."""
+        self.hang_replica()
+        self.stale, unconfirmed = self.store.replica, self.unconfirmed
+        self.link_replica()
+        self.unconfirmed = unconfirmed
+
+    def promote(self, replica: Replica) -> bool:
+        """Point the address to a replica. Return whether it has all that was answered, and was to prove it.
+
+        What it does not have was never answered if it had to confirm it: then it was not admitted after all.
+        """
+        data, forgets_at_us = replica.frozen or self.snapshot()
+        fence = self.store.hash("lh:fence")
+        is_named = replica.run_id in fence.get("fingerprint", "").split("+")
+        has_all = is_named and data.get("lh:fence", {}).get("nonce") == fence["nonce"] and "epoch" in fence
+        only_here = self.unconfirmed if has_all and replica.frozen is not None else []
+        for undo, _ in reversed(only_here):
+            undo()
+        self._leave([redo for _, redo in only_here])
+        self.unconfirmed.clear()
+        former, offset = self.store.replid, replica.offset
+        self.lives += 1
+        self.restarts += 1
+        self.store.replica = self.stale = None
+        self.store.restore((data, forgets_at_us))
+        self.store.restart(replica.run_id, f"{self.region}-replid-{self.lives}")
+        self.store.former_replid, self.store.shared_offset, self.store.offset = former, offset, offset
+        self.link_replica()
+        self.hang_up()
+        return has_all
+
+    def _is_unconfirmed(self) -> bool:
+        replica = self.stale or self.store.replica
+        is_hung = replica is not None and replica.frozen is not None
+        return is_hung and "+" in self.store.hash("lh:fence").get("fingerprint", "")
+
     def execute(self, arguments: tuple[Argument, ...]) -> Any:
         self.tick()
         return self.store.execute(*arguments)
 
     def _admitted(self, lease: str, period: str, units: int, is_enforced: bool) -> None:
         """Note an admission as the script makes it."""
-        self.note(self._admission(lease, period, units, is_enforced))
+        admission = self._admission(lease, period, units, is_enforced)
+        self.note(admission)
+        if self._is_unconfirmed():
+            self.unconfirmed.append(
+                (partial(self.note, admission._replace(units=-units)), partial(self.note_work, admission))
+            )
 
     def _worked(self, lease: str, period: str, part: str, units: int, covered: int) -> None:
         """Note the outcome of a hold: committed, charged or released. Its reserved units are free by then.
@@ -97,9 +160,23 @@ class Machine:
         covered = covered if before is None else 0
         more = max(0, units - (before or 0))
         self.works[lease, period, part] = (before or 0) + more
+        if self._is_unconfirmed():
+            work = lease, period, part
+            set_work = partial(self.works.__setitem__, work, self.works[work])
+            self.unconfirmed.append((lambda: self._forget_work(work, before), set_work))
         for units_more, is_covered in ((covered, True), (more - covered, False)):
             if units_more:
-                self.note_work(self._admission(lease, period, units_more, is_covered))
+                admission = self._admission(lease, period, units_more, is_covered)
+                self.note_work(admission)
+                if self._is_unconfirmed():
+                    undo = partial(self.note_work, admission._replace(units=-units_more))
+                    self.unconfirmed.append((undo, partial(self.note_work, admission)))
+
+    def _forget_work(self, work: tuple[str, str, str], before: int | None) -> None:
+        if before is None:
+            del self.works[work]
+        else:
+            self.works[work] = before
 
     def _admission(self, lease: str, period: str, units: int, is_enforced: bool) -> Admission:
         _, _, _, epoch, quota = lease.split(":", 4)
@@ -116,6 +193,10 @@ class Machine:
     def restart(self, snapshot: Any | None, *, is_another_incarnation: bool) -> None:
         """Restart with all data or with a snapshot. A restart is another incarnation, unless it is invisible."""
         self.restarts += 1
+        self.unconfirmed.clear()
+        self.stale = None
+        if self.store.replica is not None:
+            self.store.replica.frozen = None
         if snapshot is not None:
             self.store.restore(snapshot)
         if is_another_incarnation:
@@ -125,8 +206,7 @@ class Machine:
 
     def fail_over(self, snapshot: Any) -> None:
         """Point the address to a replica, which may lag. The former machine stays as it was."""
-        data, forgets_at_us = self.snapshot()
-        self.left = Left(data, forgets_at_us, self.store.run_id, self.store.replid)
+        self._leave()
         self.restart(snapshot, is_another_incarnation=True)
 
     def fail_back(self) -> None:
@@ -134,7 +214,18 @@ class Machine:
         if self.left is not None:
             self.restart((self.left.data, self.left.forgets_at_us), is_another_incarnation=False)
             self.store.restart(self.left.run_id, self.left.replid)
+            self.store.replica = None
+            if self.left.replica is not None:  # it copies what is here, and follows again
+                self.store.links_made = self.left.links_made
+                self.link_replica(self.left.replica.run_id)
+            for redo in self.left.redo:
+                redo()
             self.left = None
+
+    def _leave(self, redo: Sequence[Callable[[], None]] = ()) -> None:
+        data, forgets_at_us = self.snapshot()
+        store = self.store
+        self.left = Left(data, forgets_at_us, store.run_id, store.replid, store.replica, store.links_made, list(redo))
 
     def hang_up(self) -> None:
         self.hang_ups += 1
@@ -231,6 +322,14 @@ class VirtualConnection(StoreConnection):
         super().__init__(Server.at("redis://store"), **options)
         self._machine = machine
         self._is_alive = is_alive
+
+    async def _read_server(self, host: str, port: int) -> bytes:
+        await asyncio.sleep(0.0004)
+        if not self._machine.is_up:
+            raise StoreUnavailable("the store is down")
+        store = self._machine.store
+        info: bytes = store.describe_replica() if host == "replica" else store.execute(*READS_LINKS, "server")
+        return info
 
     async def connect(self) -> None:
         self._lost.clear()

@@ -217,7 +217,7 @@ class Ledger(RuleBasedStateMachine):
         nonce, fingerprint = f"{self.nonces:032x}", f"{region}-{self.nonces}"
         previous = known.epoch if known else None
         request = OpenEpoch(nonce=nonce, fingerprint=fingerprint, previous=previous, lost_data=not is_whole)
-        opened = self.refused_or(EpochOpened, open_epoch(self.connection, region, request, LANES, self.now))
+        opened = self.refused_or(EpochOpened, open_epoch(self.connection, region, request, LANES, PEOPLE[0], self.now))
         if opened:
             assert self.status(region) != "down"
             if before:
@@ -231,7 +231,7 @@ class Ledger(RuleBasedStateMachine):
         incarnation = self.incarnation(region)
         request = OpenEpoch(nonce=incarnation.nonce, fingerprint=incarnation.fingerprint + "+" * is_another)
         with self.nothing_changes():
-            answer = self.step(open_epoch(self.connection, region, request, LANES, self.now))
+            answer = self.step(open_epoch(self.connection, region, request, LANES, PEOPLE[0], self.now))
         is_first = incarnation is self.incarnations[region][0]  # without a claim that the previous epoch is intact
         opened = EpochOpened(epoch=incarnation.epoch, lanes=LANES, is_whole=is_first)
         known = EpochRefusal.NONCE_OF_ANOTHER_INCARNATION if is_another else opened

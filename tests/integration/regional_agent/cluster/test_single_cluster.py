@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from leasehold.local_stack.processes import wait_until
+from protocol.identifiers import replicas_of
+from regional_agent.cluster.cell import Cell
 from regional_agent.cluster.rules.cells import CELLS, cell_of
 from regional_agent.cluster.rules.slot_map import SLOTS, slot_of
 from regional_agent.store.topology import Cluster
@@ -152,6 +154,29 @@ async def test_a_shard_that_fails_over_and_back_loses_its_own_epochs_and_no_othe
         assert len(lost) == 2 * len(own)
         await world.agents.aclose()
         assert await world.usage() == 3 * CELLS, "a failover that waited for its replica loses nothing"
+
+
+async def test_a_shard_that_fails_over_with_all_data_leaves_nothing_to_people(world: World, tmp_path: Path) -> None:
+    with a_cluster(tmp_path, replicas=1) as nodes:
+        first, replica = nodes.primaries[0], nodes.replicas[0]
+        agent = await world.agent(store_url=nodes.url, decision_timeout_ms=250, store_confirm_in_replicas=True)
+        own = [cell for cell in range(CELLS) if nodes.of_cell(cell) is first]
+        await until(lambda: all(is_confirmed(agent.whole.cells[cell]) for cell in own))
+        for cell in own:
+            await spends(agent, tenant_in(cell), 1)
+        last = epochs_of(agent)
+        await asyncio.to_thread(replica.take_over)
+        await until(lambda: all(epochs_of(agent)[cell] > last[cell] for cell in own))
+        await spends(agent, tenant_in(own[0]), 1)
+        await world.agents.aclose()
+        assert await world.usage() == len(own) + 1
+    assert [epoch for epoch, _, lost_data in await world.epochs() if lost_data] == []
+    kept = (await world.admin.get("/v1/audit", params={"action": "epoch.kept"})).json()["data"]
+    assert {int(each["object"]) for each in kept} == {last[cell] for cell in own}
+
+
+def is_confirmed(cell: Cell) -> bool:
+    return cell.epochs.current is not None and bool(replicas_of(cell.epochs.current.fingerprint))
 
 
 async def test_while_a_shard_is_gone_its_policies_fail_by_their_modes_and_no_others(

@@ -2,9 +2,10 @@
 
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from leasehold.local_stack import embedded
@@ -33,6 +34,13 @@ class Watched:
     ports: list[int]
     sentinels: list[int]
     processes: dict[int, subprocess.Popen[bytes]]
+    start: Callable[[int, int], subprocess.Popen[bytes]]  # a server that replicates from a port
+
+    def restart(self, port: int) -> None:
+        """Kill a server and start it again with its data, as a replica of the primary."""
+        self.signal(port, signal.SIGKILL)
+        self.processes[port].wait()
+        self.processes[port] = self.start(port, self.primary())
 
     @property
     def url(self) -> str:
@@ -61,15 +69,11 @@ def watched(directory: Path, binary: Path | None = None, down_after_ms: int = 1_
     ports, sentinels = [free_port() for _ in range(3)], [free_port() for _ in range(3)]
     processes: dict[int, subprocess.Popen[bytes]] = {}
     try:
+        start = partial(_start_server, directory, binary)
         for port in ports:
-            more = REPLICATION.format(password=PASSWORD)
-            more += "" if port == ports[0] else f"replicaof 127.0.0.1 {ports[0]}\n"
-            log = directory / f"{port}.log"
-            processes[port] = embedded.start_store(
-                directory / str(port), port, PASSWORD, more=more, log=log, binary=binary
-            )
+            processes[port] = start(port, ports[0])
         assert all(wait_until(lambda p=port: embedded.store_is_ready(p, PASSWORD), 60) for port in ports)  # type: ignore[misc]
-        found = Watched(ports, sentinels, processes)
+        found = Watched(ports, sentinels, processes, start)
         assert wait_until(lambda: found.has_replicas(ports[0], 2), 60)
         for port in sentinels:
             processes[port] = _start_sentinel(directory / str(port), port, ports[0], down_after_ms, binary)
@@ -79,6 +83,13 @@ def watched(directory: Path, binary: Path | None = None, down_after_ms: int = 1_
         for process in processes.values():
             process.send_signal(signal.SIGCONT)
             stop(process)
+
+
+def _start_server(directory: Path, binary: Path | None, port: int, primary: int) -> subprocess.Popen[bytes]:
+    more = REPLICATION.format(password=PASSWORD)
+    more += "" if port == primary else f"replicaof 127.0.0.1 {primary}\n"
+    log = directory / f"{port}.log"
+    return embedded.start_store(directory / str(port), port, PASSWORD, more=more, log=log, binary=binary)
 
 
 def _start_sentinel(
