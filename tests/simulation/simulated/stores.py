@@ -95,18 +95,20 @@ class Machine:
         """Let a replica copy the store, and follow it from now on."""
         self.store.replica = Replica(run_id or f"{self.region}-{self.lives}-replica-{self.store.links_made}")
         self.store.links_made += 1
+        self.stale = None
         self.unconfirmed.clear()
 
     def hang_replica(self) -> None:
         if self.store.replica is not None and self.store.replica.frozen is None:
             self.store.replica.frozen = self.snapshot()
+            self.unconfirmed.clear()
 
     def replace_replica(self) -> None:
         """Cut off the replica, which stays as it is, and let another one listen at its address."""
         self.hang_replica()
-        self.stale, unconfirmed = self.store.replica, self.unconfirmed
+        stale, unconfirmed = self.store.replica, list(self.unconfirmed)
         self.link_replica()
-        self.unconfirmed = unconfirmed
+        self.stale, self.unconfirmed = stale, unconfirmed
 
     def promote(self, replica: Replica) -> bool:
         """Point the address to a replica. Return whether it has all that was answered, and was to prove it.
