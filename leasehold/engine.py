@@ -198,7 +198,7 @@ class _Headers(Mapping[str, str]):
     @cached_property
     def _headers(self) -> Mapping[str, str]:
         answer = self._verdict.answer
-        headers = headers_of(answer.policies, self._verdict.windows)
+        headers = headers_of(self._verdict)
         if not answer.allowed:
             headers |= retry_after_header(answer.retry_after_ms, random.random())  # noqa: S311 - spreads retries
         return {name.lower(): value for name, value in headers.items()}

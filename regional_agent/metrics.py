@@ -154,6 +154,7 @@ class StoreCallMetrics(Collector):
         registry.register(self)
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
+        self._statistics.read_decisions()
         seconds = HistogramMetricFamily(
             "leasehold_store_call_duration_seconds",
             "Round trip of calls of the store, including those that timed out and were answered later.",

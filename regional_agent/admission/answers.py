@@ -11,7 +11,7 @@ from protocol.limits.document import AllowanceQuota
 from protocol.outcomes import DenialReason
 from protocol.periods import calendar_of, period_at
 from protocol.units import MAX_UNITS
-from regional_agent.admission.policies import CompiledPolicy, PolicyCharge, Window
+from regional_agent.admission.policies import CompiledPolicy, PolicyCharge
 from regional_agent.admission.rules.denial_causes import RETRY_MS, LeaseOutlook, cause_of, retry_after_ms
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.leasing.quotas import Quotas
@@ -24,11 +24,6 @@ class Verdict(Struct, frozen=True, gc=False):
     answer: CheckAnswer
     policy_charges: Sequence[PolicyCharge]
     hold: HoldTerms | None = None  # where units were set aside
-
-    @property
-    def windows(self) -> list[Window]:
-        """Return the window of each policy of the answer."""
-        return [each.window for each in self.policy_charges]
 
     def held(self, ttl_ms: int) -> HoldTerms:
         """Return the hold, or a hold of nothing where the work may be done but no units could be set aside."""

@@ -4,7 +4,7 @@ Services send the same few checks all day. Decoding one and finding its policies
 """
 
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from regional_agent.admission.engine import Admission
 from regional_agent.admission.plan import CheckPlan
@@ -17,17 +17,17 @@ K = TypeVar("K", bound=Hashable)
 P = TypeVar("P", bound=CheckPlan)
 
 
-class CheckCache(Generic[K, P]):
+class CheckCache(GenerationalCache[K, P]):
     def __init__(self, admission: Admission) -> None:
+        super().__init__(MAX_PLANS)
         self._admission = admission
-        self._plans: GenerationalCache[K, P] = GenerationalCache(MAX_PLANS)
         self._valid_under: Policies | None = None
 
     def find(self, check: K) -> P | None:
         if self._valid_under is not self._admission.policies:
             self._valid_under = self._admission.policies
-            self._plans.clear()
-        plan = self._plans.get(check)
+            self.clear()
+        plan = self._young.get(check) or self.get(check)
         if plan is not None:
             for each in plan.policy_charges:
                 if not each.state.is_known:
@@ -37,4 +37,4 @@ class CheckCache(Generic[K, P]):
     def keep(self, check: K, plan: P) -> None:
         """Keep the plan of a check that was not found. One with an operation, or of a blocked subject, is not kept."""
         if plan.is_cacheable:
-            self._plans.put(check, plan)
+            self.put(check, plan)

@@ -5,7 +5,6 @@ A denial is kept in the record of the key that denied.
 
 from collections.abc import Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from protocol.outcomes import DenialReason
@@ -19,33 +18,26 @@ from regional_agent.store.types import RateCharge, StoreDecision, StoreIncarnati
 MOST_OF_A_KEY = 8  # denials: a key is asked for with few sets of charges
 
 
-class Circumstances(Struct, eq=False, frozen=True):
-    """What a denial is valid under: one incarnation of the store, and one set of shares."""
-
-    incarnation: StoreIncarnation | None
-    raises: int  # how often shares have grown
+# What a denial is valid under: one incarnation of the store, and one set of shares, by how often shares have grown.
+Circumstances = tuple[StoreIncarnation | None, int]
 
 
 class DenialCache:
     def __init__(self, epochs: EpochManager, share_loop: ShareLoop) -> None:
         self._epochs = epochs
         self._share_loop = share_loop
-        self._circumstances = Circumstances(None, 0)
 
     @property
     def circumstances(self) -> Circumstances:
         """Return the circumstances now. A denial of a request that was sent under others is not kept."""
-        now = self._circumstances
-        if now.incarnation is not self._epochs.current or now.raises != self._share_loop.raises:
-            self.clear()
-        return self._circumstances
+        return self._epochs.current, self._share_loop.raises
 
     def find(self, state: KeyState, request: StoreRequest, now_ms: int) -> StoreDecision | None:
         """Return the denial by a key that the store would repeat, with its times as they are by now."""
         denial = None if state.denials is None else state.denials.get(request.charges)
         if denial is None or now_ms >= denial.until_ms or not request.is_repeatable:
             return None
-        is_valid = denial.circumstances is self.circumstances
+        is_valid = denial.circumstances == self.circumstances
         return _later(denial.decision, now_ms - denial.asked_at_ms) if is_valid else None
 
     def remember(
@@ -64,16 +56,12 @@ class DenialCache:
             and policy.reason == DenialReason.RATE_EXCEEDED
             and not each.charge.is_shadow
         ]
-        if not denying or not request.is_repeatable or circumstances is not self.circumstances:
+        if not denying or not request.is_repeatable or circumstances != self.circumstances:
             return
         retry_after_ms, state = max(denying, key=lambda pair: pair[0])
         if state.denials is None or len(state.denials) >= MOST_OF_A_KEY:
             state.denials = {}
         state.denials[request.charges] = certain_denial(decision, circumstances, asked_at_ms, retry_after_ms)
-
-    def clear(self) -> None:
-        """Let no denial be repeated that was kept until now."""
-        self._circumstances = Circumstances(self._epochs.current, self._share_loop.raises)
 
 
 def _later(decision: StoreDecision, elapsed_ms: int) -> StoreDecision:

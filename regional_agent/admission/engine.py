@@ -206,9 +206,17 @@ class AdmissionEngine:
                 times -= joined
             if times:
                 first = min(times, self._batcher.room) if times > 1 and is_repeatable else 1
-                now_ms = self._clock.monotonic_ms()
-                self._last = PendingCheck(self, plan, [caller] * first, now_ms, self.denials.circumstances)
-                self._send(self._last)
+                self._last = pending = PendingCheck(
+                    decider=self,
+                    plan=plan,
+                    request=request,
+                    callers=[caller] * first,
+                    times=first,
+                    asked_at_ms=self._clock.monotonic_ms(),
+                    started_s=perf_counter(),
+                    circumstances=(self._epochs.current, self._share_loop.raises),
+                )
+                self._send(pending)
                 times -= first
 
     def return_units(self, charges: Sequence[Charge]) -> None:
@@ -265,24 +273,22 @@ class AdmissionEngine:
         incarnation = self._epochs.current
         if incarnation is None:
             return StoreUnavailable("the region has no epoch yet")
-        takes_allowance = [charge for charge in plan.request.charges if isinstance(charge, AllowanceCharge)]
-        if takes_allowance and self._epochs.may_evict:
+        if self._epochs.may_evict and any(isinstance(each, AllowanceCharge) for each in plan.request.charges):
             return StoreUnavailable("the store may evict leases: its maxmemory-policy is not noeviction")
         return incarnation
 
     def on_outcomes(self, pending: PendingCheck, outcomes: Sequence[Outcome]) -> None:
-        """Handle the store's first outcomes of a plan, all that one call had."""
-        admissions = [
+        """Handle the store's first outcomes of a plan, all that one call had.
+
+        Usually all are admitted. Then their demand is counted once for all of them.
+        """
+        decisions: Sequence[StoreDecision] = [
             each for each in outcomes if isinstance(each, StoreDecision) and each.allowed and not each.replayed
         ]
-        if len(admissions) == len(outcomes):
-            self._on_admissions(pending, admissions)
+        if len(decisions) < len(outcomes):
+            for outcome in outcomes:
+                self._on_outcome(pending.alone(), outcome)
             return
-        for outcome in outcomes:
-            self._on_outcome(pending.alone(), outcome)
-
-    def _on_admissions(self, pending: PendingCheck, decisions: Sequence[StoreDecision]) -> None:
-        """Answer the usual case, in which all are admitted; demand is counted once for all of them."""
         plan, times, now_ms = pending.plan, len(decisions), self._clock.monotonic_ms()
         self._note(plan, decisions[-1], now_ms, times)
         if not plan.is_subrequest:

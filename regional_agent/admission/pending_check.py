@@ -1,15 +1,16 @@
 """A check that waits for the store, and the callers that get its verdict."""
 
 from collections.abc import Sequence
-from time import perf_counter
 from typing import Protocol
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from regional_agent.admission.answers import Verdict
 from regional_agent.admission.denial_cache import Circumstances
 from regional_agent.admission.plan import CheckPlan
-from regional_agent.store.types import Outcome
+from regional_agent.store.types import Outcome, StoreRequest
 
 log = structlog.get_logger()
 
@@ -31,45 +32,23 @@ class Decider(Protocol):
     def on_outcomes(self, pending: "PendingCheck", outcomes: Sequence[Outcome], /) -> None: ...
 
 
-class PendingCheck:
+class PendingCheck(Struct, eq=False):
     """Equal checks of one turn of the event loop. The batcher queues it, and it is completed with their outcomes."""
 
-    __slots__ = (
-        "_answered",
-        "_decider",
-        "asked_at_ms",
-        "attempts",
-        "callers",
-        "circumstances",
-        "plan",
-        "request",
-        "started_s",
-        "times",
-    )
-
-    def __init__(
-        self,
-        decider: Decider,
-        plan: CheckPlan,
-        callers: list[Caller],
-        now_ms: int,
-        circumstances: Circumstances,
-        attempts: int = 1,
-    ) -> None:
-        self._decider = decider
-        self.plan = plan
-        self.request = plan.request
-        self.callers = callers
-        self.times = len(callers)
-        self.asked_at_ms = now_ms
-        self.circumstances = circumstances
-        self.attempts = attempts
-        self.started_s = perf_counter()
-        self._answered = 0
+    decider: Decider
+    plan: CheckPlan
+    request: StoreRequest
+    callers: list[Caller]
+    times: int  # callers, each of whom gets an outcome
+    asked_at_ms: int
+    started_s: float
+    circumstances: Circumstances
+    attempts: int = 1
+    answered: int = 0
 
     def complete(self, outcomes: Sequence[Outcome]) -> None:
         try:
-            self._decider.on_outcomes(self, outcomes)
+            self.decider.on_outcomes(self, outcomes)
         except Exception:
             log.exception("outcomes of the store could not be handled")
 
@@ -86,20 +65,18 @@ class PendingCheck:
         return self._next_caller(now_ms, self.attempts + 1)
 
     def _next_caller(self, now_ms: int, attempts: int) -> "PendingCheck":
-        caller = self.callers[self._answered]
-        self._answered += 1
-        alone = PendingCheck(self._decider, self.plan, [caller], now_ms, self.circumstances, attempts)
-        alone.started_s = self.started_s
-        return alone
+        caller = self.callers[self.answered]
+        self.answered += 1
+        return replace(self, callers=[caller], times=1, asked_at_ms=now_ms, attempts=attempts, answered=0)
 
     def answer(self, verdict: Verdict | Exception) -> None:
         """Answer the next caller. A fault of one caller must not harm the others."""
-        self._answered += 1
+        self.answered += 1
         try:
-            self.callers[self._answered - 1].on_verdict(verdict)
+            self.callers[self.answered - 1].on_verdict(verdict)
         except Exception:
             log.exception("a verdict could not be delivered")
 
     def is_cancelled(self) -> bool:
         """Return whether the next caller has disconnected."""
-        return self.callers[self._answered].has_disconnected
+        return self.callers[self.answered].has_disconnected

@@ -102,8 +102,15 @@ class HoldNeeded(Exception):
 class Window(Struct, frozen=True, gc=False):
     """The time window of a limit, for the RateLimit headers."""
 
-    seconds: int = 0  # 0: it has none
+    parameter: str = ""  # of RateLimit-Policy: `w`, or `qu` for slots. No window may be zero
     refills: bool = False  # its units come back one by one, and not all at once
+
+    @classmethod
+    def of(cls, seconds: int, *, refills: bool = False) -> "Window":
+        return cls(f";w={seconds}", refills)
+
+
+SLOTS = Window(';qu="concurrent-requests"')  # a concurrency has no window
 
 
 class RegionalLimit(NamedTuple):
@@ -450,14 +457,16 @@ class Policies:
             share = base_rate(whole, self._bundle.weight, self._bundle.total_weight)
             return RegionalLimit(whole.burst, share, _window_of(whole))
         units = limit if isinstance(limit, int) else 0
-        window = Window(PERIOD_S[quota.period]) if isinstance(quota, AllowanceQuota) else Window()
+        window = Window.of(PERIOD_S[quota.period]) if isinstance(quota, AllowanceQuota) else SLOTS
         return RegionalLimit(units, units, window)
 
 
 def _window_of(rate: Rate) -> Window:
     if rate.window_ms:
-        return Window(rate.window_ms // 1000)
-    return Window(max(1, int(rate.burst * 1_000_000 / rate.rate_micro)), refills=True) if rate.rate_micro else Window()
+        return Window.of(rate.window_ms // 1000) if rate.window_ms >= 1000 else Window()
+    if not rate.rate_micro:
+        return Window()
+    return Window.of(max(1, int(rate.burst * 1_000_000 / rate.rate_micro)), refills=True)
 
 
 def _meeting_conditions(match: RoutePolicies, subject: Subject) -> list[CompiledPolicy]:

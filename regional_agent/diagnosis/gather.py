@@ -186,6 +186,6 @@ async def _measured_times(connection: StoreConnection) -> DecisionTimes:
     for _ in range(MEASURED):
         began = perf_counter()
         await connection.call("SET", keys.PROBE, "1", "PX", PROBE_TTL_MS)
-        measured.note(perf_counter() - began)
+        measured.note([perf_counter() - began])
     fields = AgentSettings.model_fields
     return decision_times(measured, fields["decision_timeout_ms"].default, fields["decision_timeout_max_ms"].default)

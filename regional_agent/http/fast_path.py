@@ -105,23 +105,22 @@ class FastPath:
         self.metrics = metrics
         self._max_body_bytes = max_body_bytes
         self._callers = callers
-        self._heads: dict[bytes, Head] = {}  # also whether their callers are accepted
-        callers.on_change.append(self._heads.clear)
-        self._plans: CheckCache[bytes, CheckPlan] = CheckCache(admission)
+        self.heads: dict[bytes, Head] = {}  # also whether their callers are accepted
+        callers.on_change.append(self.heads.clear)
+        self.plans: CheckCache[bytes, CheckPlan] = CheckCache(admission)
         self._default_headers: list[tuple[bytes, bytes]] = []
         self._response_heads: dict[tuple[int, str], bytes] = {}
 
     # --- heads --------------------------------------------------------------------------------------------------------
 
-    def head(self, raw: bytes) -> Head:
-        head = self._heads.get(raw)
-        if head is None or (head.expires_at_s is not math.inf and head.expires_at_s <= time()):
-            head = self._parse_head(raw)
-            # One with an id of its own does not repeat. One that is not plain may be so next time, if it has a JWT.
-            if head.is_plain and head.request_id is None and len(raw) <= MAX_HEAD_BYTES:
-                if len(self._heads) >= MAX_HEADS:
-                    self._heads.clear()
-                self._heads[raw] = head
+    def read_head(self, raw: bytes) -> Head:
+        """Parse a head, and keep it in `heads` if it may come again."""
+        head = self._parse_head(raw)
+        # One with an id of its own does not repeat. One that is not plain may be so next time, if it has a JWT.
+        if head.is_plain and head.request_id is None and len(raw) <= MAX_HEAD_BYTES:
+            if len(self.heads) >= MAX_HEADS:
+                self.heads.clear()
+            self.heads[raw] = head
         return head
 
     def _parse_head(self, raw: bytes) -> Head:
@@ -153,14 +152,11 @@ class FastPath:
 
     # --- bodies -------------------------------------------------------------------------------------------------------
 
-    def plan(self, raw: bytes) -> CheckPlan | Exception:
-        """Return the plan of a check's JSON. Raises Problem for a body that is no check at all."""
-        cached = self._plans.find(raw)
-        if cached is not None:
-            return cached
+    def make_plan(self, raw: bytes) -> CheckPlan | Exception:
+        """Plan a check by its JSON, and keep the plan in `plans`. Raises Problem for a body that is no check at all."""
         plan = plan_or_refusal(self.admission, decode_check(raw))
         if isinstance(plan, CheckPlan) and len(raw) <= MAX_CACHED_BYTES:
-            self._plans.keep(raw, plan)
+            self.plans.keep(raw, plan)
         return plan
 
     def plan_batch(self, raw: bytes) -> list[CheckPlan | Exception] | None:
@@ -175,7 +171,7 @@ class FastPath:
     def _plan_item(self, raw: bytes) -> CheckPlan | Exception:
         """Return the plan of one check of a batch. A Problem with it answers this check only."""
         try:
-            return self.plan(raw)
+            return self.plans.find(raw) or self.make_plan(raw)
         except Problem as problem:
             if problem.kind == "invalid-json":  # then the batch as a whole is no JSON, either
                 raise _NotUtf8 from None
@@ -183,18 +179,23 @@ class FastPath:
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def response_head(self, status: int, media_type: str, default_headers: list[tuple[bytes, bytes]]) -> bytes:
-        """Return the head lines that stay the same for a second: uvicorn makes a new list when the date changes."""
+    def encode_response(
+        self, answer: HttpAnswer, request_id: str, default_headers: list[tuple[bytes, bytes]], *, is_last: bool
+    ) -> bytes:
+        """Return a response. Its first lines stay the same for a second: uvicorn makes a new list with each date."""
         if default_headers is not self._default_headers:
             self._default_headers = default_headers
             self._response_heads.clear()
-        head = self._response_heads.get((status, media_type))
-        if head is None:
-            headers = (*default_headers, (b"content-type", media_type.encode()))
+        begin = self._response_heads.get((answer.status, answer.media_type))
+        if begin is None:
+            headers = (*default_headers, (b"content-type", answer.media_type.encode()))
             lines = [name + b": " + value for name, value in headers]
-            head = STATUS_LINE[status] + b"\r\n".join([*lines, b""])
-            self._response_heads[status, media_type] = head
-        return head
+            begin = STATUS_LINE[answer.status] + b"\r\n".join([*lines, b"content-length: "])
+            self._response_heads[answer.status, answer.media_type] = begin
+        others = "".join([f"{name}: {value}\r\n" for name, value in answer.headers.items()])
+        end = "connection: close\r\n\r\n" if is_last else "\r\n"
+        head = f"{len(answer.body)}\r\n{others}x-request-id: {request_id}\r\n{end}"
+        return begin + head.encode("latin-1") + answer.body
 
 
 class FastProtocol(BoundedProtocol):
@@ -289,7 +290,13 @@ class FastProtocol(BoundedProtocol):
             may_complete = len(data) < self.max_header_bytes and is_head_prefix(data)
             return (INCOMPLETE, len(data)) if may_complete else (NOT_PLAIN, 0)
         end = found + len(END_OF_HEAD)
-        return (self.fast_path.head(data[:end]), end) if end <= self.max_header_bytes else (NOT_PLAIN, 0)
+        if end > self.max_header_bytes:
+            return NOT_PLAIN, 0
+        raw = data[:end]
+        head = self.fast_path.heads.get(raw)
+        if head is None or head.expires_at_s <= time():
+            head = self.fast_path.read_head(raw)
+        return head, end
 
     def _hand_on(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -308,7 +315,7 @@ class FastProtocol(BoundedProtocol):
             self._decide_batch(head, body)
             return
         try:
-            plan = self.fast_path.plan(body)
+            plan = self.fast_path.plans.find(body) or self.fast_path.make_plan(body)
             if not head.may_adjust:
                 plan = authorize(plan, may_adjust=False)
         except Problem as problem:
@@ -343,28 +350,17 @@ class FastProtocol(BoundedProtocol):
     def _answer(self, answer: HttpAnswer) -> None:
         assert self._head is not None
         path, self._head = self._head.path, None
-        seconds = perf_counter() - self._started_s
+        seconds, server = perf_counter() - self._started_s, self.server_state
         self.fast_path.metrics.observe(path, "POST", answer.status, seconds)
         if answer.status >= SERVER_ERROR:
             self._log_error(path, answer.status, seconds)
-        if not self.transport.is_closing():
-            self.transport.write(self._encode_response(answer))
-            self._finish()
-
-    def _encode_response(self, answer: HttpAnswer) -> bytes:
-        begin = self.fast_path.response_head(answer.status, answer.media_type, self.server_state.default_headers)
-        lines = "".join([f"{name}: {value}\r\n" for name, value in answer.headers.items()])
-        end = "connection: close\r\n\r\n" if self._is_last else "\r\n"
-        head = f"content-length: {len(answer.body)}\r\n{lines}x-request-id: {self._request_id}\r\n{end}"
-        return begin + head.encode("latin-1") + answer.body
-
-    def _log_error(self, path: str, status: int, seconds: float) -> None:
-        duration_ms, request_id = round(seconds * 1000, 2), self._request_id
-        _log.info("request", method="POST", route=path, status=status, duration_ms=duration_ms, request_id=request_id)
-
-    def _finish(self) -> None:
-        self.server_state.total_requests += 1
-        if self._is_last:
+        if self.transport.is_closing():
+            return
+        is_last = self._is_last
+        response = self.fast_path.encode_response(answer, self._request_id, server.default_headers, is_last=is_last)
+        self.transport.write(response)
+        server.total_requests += 1
+        if is_last:
             self.transport.close()
             return
         self._answered_at_s = self.loop.time()
@@ -372,6 +368,10 @@ class FastProtocol(BoundedProtocol):
             self._close_when_idle(self.timeout_keep_alive)
         if self._unread:
             self._resume()
+
+    def _log_error(self, path: str, status: int, seconds: float) -> None:
+        duration_ms, request_id = round(seconds * 1000, 2), self._request_id
+        _log.info("request", method="POST", route=path, status=status, duration_ms=duration_ms, request_id=request_id)
 
     def _resume(self) -> None:
         """Parse what arrived behind the request, unless the loop in `_parse` does."""

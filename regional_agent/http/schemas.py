@@ -4,7 +4,7 @@ The fast path and the framework's routes both use `check_response`, so their ans
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -47,12 +47,11 @@ def hold_response(verdict: Verdict, hold: Hold, path: str, request_id: str, seal
         degraded=answer.degraded,
         policies=answer.policies,
     )
-    return HttpAnswer(201, "application/json", headers_on(verdict), _encode(body))
+    return HttpAnswer(201, "application/json", headers_of(verdict), _encode(body))
 
 
 def check_response(verdict: Verdict, path: str, request_id: str) -> HttpAnswer:
-    answer = verdict.answer
-    headers = headers_on(verdict)
+    answer, headers = verdict.answer, headers_of(verdict)
     if answer.allowed:
         return HttpAnswer(200, "application/json", headers, _encode(answer))
     headers |= retry_after_header(answer.retry_after_ms, random.random())  # noqa: S311  (it spreads a herd, no more)
@@ -60,58 +59,44 @@ def check_response(verdict: Verdict, path: str, request_id: str) -> HttpAnswer:
     return HttpAnswer(denial.status, MEDIA_TYPE, headers, _encode(denial))
 
 
-def headers_on(verdict: Verdict) -> dict[str, str]:
-    """Return the headers of a verdict, without Retry-After."""
-    headers = headers_of(verdict.answer.policies, verdict.windows)
-    if verdict.answer.unmatched is not None:
-        headers["Leasehold-Unmatched"] = verdict.answer.unmatched
-    return headers
-
-
 MAX_HEADER_INTEGER = 999_999_999_999_999  # of structured fields (RFC 9651)
 
 
-def headers_of(policies: Sequence[PolicyAnswer], windows: Sequence[Window]) -> dict[str, str]:
+def headers_of(verdict: Verdict) -> dict[str, str]:
     """Return RateLimit headers (draft -11) for all enforced policies, and X-RateLimit headers for the tightest one.
 
     A policy that admitted the request without counting it (`open`, or unlimited) has no figures, so it has no headers.
+    Retry-After is not among them.
     """
-    quotas, left, tightest = [], [], None
-    for each, window in zip((each for each in policies if not each.unlimited), windows, strict=True):
+    answer, quotas, left, tightest = verdict.answer, [], [], None
+    for each, charge in zip(answer.policies, verdict.policy_charges, strict=False):  # those without a limit come last
         if each.shadow or (each.allowed and each.degraded == "open"):
             continue
-        quotas.append(f'"{each.policy}";q={min(each.limit, MAX_HEADER_INTEGER)}{_window_parameter(each, window)}')
+        window = charge.window
+        quotas.append(f'"{each.policy}";q={min(each.limit, MAX_HEADER_INTEGER)}{window.parameter}')
         left.append(f'"{each.policy}";r={min(each.remaining, MAX_HEADER_INTEGER)}{_time_parameter(each, window)}')
         if tightest is None or (each.allowed, each.remaining) < (tightest.allowed, tightest.remaining):
             tightest = each
-    if tightest is None:
-        return {}
-    return {
-        "RateLimit-Policy": ", ".join(quotas),
-        "RateLimit": ", ".join(left),
-        "X-RateLimit-Limit": str(tightest.limit),
-        "X-RateLimit-Remaining": str(tightest.remaining),
-        "X-RateLimit-Reset": str(-(-tightest.reset_ms // 1000)),
-    }
+    headers = {}
+    if tightest is not None:
+        headers["RateLimit-Policy"] = ", ".join(quotas)
+        headers["RateLimit"] = ", ".join(left)
+        headers["X-RateLimit-Limit"] = str(tightest.limit)
+        headers["X-RateLimit-Remaining"] = str(tightest.remaining)
+        headers["X-RateLimit-Reset"] = str(-(-tightest.reset_ms // 1000))
+    if answer.unmatched is not None:
+        headers["Leasehold-Unmatched"] = answer.unmatched
+    return headers
 
 
 def _time_parameter(answer: PolicyAnswer, window: Window) -> str:
     """Return `t`, the time until more quota is available, where it is known. Retry-After is never earlier."""
-    if not answer.allowed:
-        return "" if answer.retry_after_ms is None else f";t={_seconds(answer.retry_after_ms)}"
-    if answer.kind == "concurrency":
-        return ""  # its holder decides when a slot is released
-    missing = answer.share - answer.remaining
-    if window.refills and missing > 1:
-        return f";t={_seconds(-(-answer.reset_ms // missing))}"
-    return f";t={-(-answer.reset_ms // 1000)}"
-
-
-def _window_parameter(answer: PolicyAnswer, window: Window) -> str:
-    """Return `w` or, for slots, `qu`: a concurrency has no window, and no window may be zero."""
-    if answer.kind == "concurrency":
-        return ';qu="concurrent-requests"'
-    return f";w={window.seconds}" if window.seconds else ""
+    until_ms = answer.reset_ms if answer.allowed else answer.retry_after_ms
+    if until_ms is None or (answer.allowed and answer.kind == "concurrency"):
+        return ""  # the holder of a slot decides when it is released
+    if answer.allowed and window.refills and answer.share - answer.remaining > 1:
+        until_ms = -(-until_ms // (answer.share - answer.remaining))
+    return f";t={-(-until_ms // 1000)}"
 
 
 def retry_after_header(retry_after_ms: int | None, jitter: float) -> Mapping[str, str]:

@@ -5,7 +5,7 @@ All connections of an agent share one record. It is plain numbers, which become 
 
 from collections import Counter
 
-from regional_agent.store.rules.decision_timeout import DecisionTimeout
+from regional_agent.store.rules.decision_timeout import ENOUGH, DecisionTimeout
 from web.metrics import Durations
 
 BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
@@ -31,14 +31,23 @@ class StoreCallStatistics:
         self.decision_timeout = decision_timeout
         self.decisions, self.others = Durations(BUCKETS_S), Durations(BUCKETS_S)
         self.failures: Counter[str] = Counter()
+        self._unread: list[float] = []  # round trips of decisions
 
     def note_reply(self, seconds: float, *, is_decision: bool) -> None:
-        """Note a round trip, also of a reply that came too late for its caller."""
-        if is_decision:
-            self.decision_timeout.note(seconds)
-            self.decisions.observe(seconds)
-        else:
+        """Note a round trip, also of a reply that came too late for its caller. Decisions are read by eights."""
+        if not is_decision:
             self.others.observe(seconds)
+            return
+        self._unread.append(seconds)
+        if len(self._unread) >= ENOUGH:
+            self.read_decisions()
+
+    def read_decisions(self) -> None:
+        """Take the latest round trips of decisions into account."""
+        for seconds in self._unread:
+            self.decisions.observe(seconds)
+        self.decision_timeout.note(self._unread)
+        self._unread.clear()
 
     def note_error(self, text: str) -> None:
         """Note an error that the store answered with."""

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.store import keys
-from regional_agent.store.connection import Argument, Reply, StoreError
+from regional_agent.store.connection import Argument, StoreError
 from regional_agent.store.types import (
-    Fenced,
     OperationConflict,
     Outcome,
     PolicyDecision,
@@ -48,17 +47,6 @@ def encode_call(fence: bytes, incarnation: StoreIncarnation, runs: Sequence[Run]
         names += encoded.names
         arguments += encoded.arguments
     return names, arguments
-
-
-def complete_runs(reply: Reply | Exception, runs: Sequence[Run]) -> None:
-    """Complete each run with its outcomes: the decisions of the reply, or the reason why there are none."""
-    if isinstance(reply, bytes):
-        for run, outcomes in zip(runs, decode_decisions(reply, runs), strict=True):
-            run.complete(outcomes)
-    else:
-        reason = reply if isinstance(reply, Exception) else Fenced()
-        for run in runs:
-            run.complete([reason] * run.times)
 
 
 def decode_decisions(reply: bytes, runs: Sequence[Run]) -> Iterator[Sequence[Outcome]]:

@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar, cast
 import hiredis
 import structlog
 import tenacity
+from msgspec import Struct
 from redis.exceptions import RedisError
 
 from regional_agent.store.address import server_name
@@ -89,16 +90,13 @@ def set_result_of(future: asyncio.Future[T]) -> Callable[[T | Exception], None]:
     return on_result
 
 
-class _Call:
-    """A call that waits for its reply: since when, and for how long."""
+class _Call(Struct, eq=False, gc=False):
+    """A call that waits for its reply: since when, and for how long. The connection drops each, so it needs no gc."""
 
-    __slots__ = ("is_decision", "on_reply", "since", "timeout_s")
-
-    def __init__(self, since: float, timeout_s: float, on_reply: OnReply, *, is_decision: bool) -> None:
-        self.is_decision = is_decision
-        self.since = since
-        self.timeout_s = timeout_s
-        self.on_reply: OnReply | None = on_reply  # None: it has timed out
+    since: float
+    timeout_s: float
+    on_reply: OnReply | None  # None: it has timed out
+    is_decision: bool
 
     def complete(self, reply: Reply | Exception) -> None:
         on_reply, self.on_reply = self.on_reply, None
@@ -136,14 +134,17 @@ class _Protocol(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             on_reply(StoreUnavailable("the store's connection is closed"))
             return
-        if not self._unsent and not at_once:
-            self._loop.call_soon(self._flush)
         packed = hiredis.pack_command(tuple(arguments))  # type: ignore[arg-type]  # its stub knows one-tuples only
-        self._unsent.append(packed)
         now = self._loop.time()
-        self._waiting.append(_Call(now, timeout_s, on_reply, is_decision=at_once))
+        self._waiting.append(_Call(now, timeout_s, on_reply, at_once))
         if self._check_at is None or now + timeout_s < self._check_at:
             self._schedule_check(now + timeout_s)
+        if at_once and not self._unsent:
+            self._transport.write(packed)
+            return
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent.append(packed)
         if at_once:
             self._flush()
 
@@ -160,9 +161,9 @@ class _Protocol(asyncio.Protocol):
             self._statistics.note_reply(now - call.since, is_decision=call.is_decision)
             if isinstance(reply, StoreError):
                 self._statistics.note_error(str(reply))
-            if call.on_reply is not None:  # a late reply does not show that the store is in time
+            if call.on_reply is not None:  # else it is late, which does not show that the store is in time
                 self._last_reply_at = now
-            call.complete(reply)
+                call.on_reply(reply)
             if isinstance(reply, StoreError) and str(reply).partition(" ")[0] in CHANGED_TOPOLOGY:
                 self.close()
 
@@ -345,7 +346,10 @@ class StoreConnection:
             return
         self.calls += 1
         timeout_s = self._statistics.decision_timeout.seconds
-        self._submit(self._protocol, durability, arguments, on_reply, timeout_s, at_once=True)
+        if durability is None:
+            self._protocol.send(arguments, on_reply, timeout_s, at_once=True)
+        else:
+            self._submit(self._protocol, durability, arguments, on_reply, timeout_s, at_once=True)
 
     def _not_connected(self) -> StoreUnavailable:
         self._statistics.failures[NOT_CONNECTED] += 1

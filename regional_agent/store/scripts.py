@@ -4,6 +4,7 @@ lua/ has the scripts; the header of each is its contract.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from protocol.check import NO_COSTS
@@ -14,7 +15,7 @@ from protocol.outcomes import HoldOutcome
 from protocol.units import MAX_UNITS
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.store import keys
-from regional_agent.store.codec import complete_runs, encode_call, operation_key
+from regional_agent.store.codec import decode_decisions, encode_call, operation_key
 from regional_agent.store.connection import Argument, Reply, Store, StoreError
 from regional_agent.store.library import StoreLibrary
 from regional_agent.store.sources import Library, shipped_library
@@ -34,7 +35,6 @@ from regional_agent.store.types import (
     Operation,
     OperationClaim,
     OperationConflict,
-    Outcome,
     PartitionState,
     PartUnits,
     RateReports,
@@ -156,11 +156,9 @@ class Scripts:
         operation: Operation | None = None,
     ) -> StoreDecision:
         """Decide one request in a call of its own. `CheckBatcher` decides many in one."""
-        outcomes: list[Outcome] = []
-        runs = [RequestRun(StoreRequest(mode, charges, operation), 1, outcomes.extend)]
+        runs = [RequestRun(StoreRequest(mode, charges, operation), 1, lambda _: None)]
         names, arguments = encode_call(self._fence_key, incarnation, runs)
-        complete_runs(await self._call("check", names, *arguments), runs)
-        (outcome,) = outcomes
+        ((outcome,),) = decode_decisions(await self._call("check", names, *arguments), runs)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -173,18 +171,29 @@ class Scripts:
         `on_call` gets the reply to the call as a whole, before that.
         """
         names, arguments = encode_call(self._fence_key, incarnation, runs)
-
         call = ("FCALL", self._check_function, len(names), *names, *arguments)
+        self._store.send(call, partial(self._on_check_reply, call, runs, on_call))
 
-        def complete(reply: Reply | Exception) -> None:
-            on_call(reply)
-            complete_runs(reply, runs)
-
-        def on_reply(reply: Reply | Exception) -> None:
-            if not isinstance(reply, StoreError) or not self.library.repeats(call, reply, complete):
-                complete(reply)
-
-        self._store.send(call, on_reply)
+    def _on_check_reply(
+        self,
+        call: tuple[Argument, ...],
+        runs: Sequence[Run],
+        on_call: Callable[[Reply | Exception], None],
+        reply: Reply | Exception,
+    ) -> None:
+        """Complete each run with its outcomes: the decisions of the reply, or the reason why there are none."""
+        if isinstance(reply, StoreError) and self.library.repeats(
+            call, reply, partial(self._on_check_reply, call, runs, on_call)
+        ):
+            return
+        on_call(reply)
+        if isinstance(reply, bytes):
+            for run, outcomes in zip(runs, decode_decisions(reply, runs), strict=True):
+                run.complete(outcomes)
+            return
+        reason = reply if isinstance(reply, Exception) else Fenced()
+        for run in runs:
+            run.complete([reason] * run.times)
 
     def probe(self, on_reply: Callable[[Reply | Exception], None]) -> None:
         """Send a write, for a store that has no memory left, or cannot write to its disk, still answers reads."""

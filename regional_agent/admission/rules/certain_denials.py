@@ -19,7 +19,7 @@ D = TypeVar("D")
 
 class CertainDenial(Struct, Generic[D], frozen=True, gc=False):
     decision: D
-    circumstances: object  # compared by identity
+    circumstances: object  # compared by value
     asked_at_ms: int
     until_ms: int
 

@@ -5,6 +5,9 @@ So the round trips of decisions are measured, late ones as well, and the time-ou
 a bound.
 """
 
+from collections import deque
+from collections.abc import Iterable
+
 WINDOW = 256  # round trips
 ENOUGH = 8  # before anything is concluded
 MARGIN = 2
@@ -14,21 +17,13 @@ class DecisionTimeout:
     def __init__(self, shortest_ms: int, longest_ms: int) -> None:
         self._shortest_s = shortest_ms / 1000
         self._longest_s = max(shortest_ms, longest_ms) / 1000
-        self._latest: list[float] = []
-        self._next = 0
-        self._unread = 0
+        self._latest: deque[float] = deque(maxlen=WINDOW)
         self.seconds = self._shortest_s
 
-    def note(self, round_trip_s: float) -> None:
-        """Take one round trip into account. The time-out is reckoned anew after each eighth."""
-        if len(self._latest) < WINDOW:
-            self._latest.append(round_trip_s)
-        else:
-            self._latest[self._next] = round_trip_s
-        self._next = (self._next + 1) % WINDOW
-        self._unread += 1
-        if self._unread >= ENOUGH:
-            self._unread = 0
+    def note(self, round_trips_s: Iterable[float]) -> None:
+        """Take round trips into account, and reckon the time-out anew once there are enough."""
+        self._latest.extend(round_trips_s)
+        if len(self._latest) >= ENOUGH:
             self.seconds = min(self._longest_s, max(self._shortest_s, MARGIN * self.quantile_s(99)))
 
     @property

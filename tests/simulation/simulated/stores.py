@@ -264,7 +264,7 @@ class Wire:
         if not self._is_open:
             on_reply(StoreUnavailable("the store's connection is closed"))
             return
-        call = _Call(self._loop.time(), patience_s, on_reply, is_decision=at_once)
+        call = _Call(self._loop.time(), patience_s, on_reply, at_once)
         self._waiting[call] = None
         deadline = self._loop.time() + patience_s
         self._arrives_at = max(self._arrives_at, self._loop.time() + self._latency_s())

@@ -58,9 +58,9 @@ async def test_a_known_jwt_takes_the_fast_path(world: World, issuer: Issuer, mon
         token = issuer.token(scope="service:check")
         headers = {"Authorization": f"Bearer {token}"}
         assert (await doors.post(doors.fast, CHECK, **headers)).status_code == 200
-        assert not doors.door._heads
+        assert not doors.door.heads
         assert (await doors.post(doors.fast, CHECK, **headers)).status_code == 200
-        [head] = doors.door._heads.values()
+        [head] = doors.door.heads.values()
         assert head.expires_at_s < time.time() + 3600
 
 

@@ -7,8 +7,7 @@ from regional_agent.store.rules.decision_timeout import ENOUGH, WINDOW, Decision
 
 def after(*round_trips_ms: float, shortest_ms: int = 5, longest_ms: int = 50) -> DecisionTimeout:
     timeout = DecisionTimeout(shortest_ms, longest_ms)
-    for each in round_trips_ms:
-        timeout.note(each / 1000)
+    timeout.note(each / 1000 for each in round_trips_ms)
     return timeout
 
 
