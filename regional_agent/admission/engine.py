@@ -273,8 +273,9 @@ class AdmissionEngine:
         incarnation = self._epochs.current
         if incarnation is None:
             return StoreUnavailable("the region has no epoch yet")
-        if self._epochs.may_evict and any(isinstance(each, AllowanceCharge) for each in plan.request.charges):
-            return StoreUnavailable("the store may evict leases: its maxmemory-policy is not noeviction")
+        for charge in plan.request.charges:
+            if isinstance(charge, AllowanceCharge) and self._epochs.may_evict:
+                return StoreUnavailable("the store may evict leases: its maxmemory-policy is not noeviction")
         return incarnation
 
     def on_outcomes(self, pending: PendingCheck, outcomes: Sequence[Outcome]) -> None:

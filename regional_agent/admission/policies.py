@@ -81,6 +81,7 @@ from regional_agent.store.types import AllowanceCharge, Charge, RateCharge, Slot
 Subject = dict[str, str]
 
 HOUR_MS = 3_600_000
+MAX_HEADER_INTEGER = 999_999_999_999_999  # of structured fields (RFC 9651)
 MAX_ROUTES = 10_000  # pairs of route and method that are cached with their policies
 
 
@@ -102,15 +103,19 @@ class HoldNeeded(Exception):
 class Window(Struct, frozen=True, gc=False):
     """The time window of a limit, for the RateLimit headers."""
 
-    parameter: str = ""  # of RateLimit-Policy: `w`, or `qu` for slots. No window may be zero
+    parameters: str  # of RateLimit-Policy: the limit, and its window in seconds; slots have none, and say what they are
+    seconds: int = 0  # 0: it has none
     refills: bool = False  # its units come back one by one, and not all at once
 
     @classmethod
-    def of(cls, seconds: int, *, refills: bool = False) -> "Window":
-        return cls(f";w={seconds}", refills)
+    def of(cls, limit: int, seconds: int, *, refills: bool = False) -> "Window":
+        """Return the window of a limit. One of no seconds is none."""
+        window = f";w={seconds}" if seconds else ""
+        return cls(f";q={min(limit, MAX_HEADER_INTEGER)}{window}", seconds, refills)
 
-
-SLOTS = Window(';qu="concurrent-requests"')  # a concurrency has no window
+    @classmethod
+    def of_slots(cls, limit: int) -> "Window":
+        return cls(f';q={min(limit, MAX_HEADER_INTEGER)};qu="concurrent-requests"')
 
 
 class RegionalLimit(NamedTuple):
@@ -451,22 +456,23 @@ class Policies:
 
     def _compiled(self, quota: Quota, limit: LimitValue | None) -> RegionalLimit:
         if limit == UNLIMITED:
-            return RegionalLimit(MAX_UNITS, UNLIMITED, Window())
+            return RegionalLimit(MAX_UNITS, UNLIMITED, Window.of(MAX_UNITS, 0))
         if isinstance(quota, RateQuota):
             whole = Rate(0, 0) if limit is None else parse_rate(limit, quota.algorithm)
             share = base_rate(whole, self._bundle.weight, self._bundle.total_weight)
             return RegionalLimit(whole.burst, share, _window_of(whole))
         units = limit if isinstance(limit, int) else 0
-        window = Window.of(PERIOD_S[quota.period]) if isinstance(quota, AllowanceQuota) else SLOTS
-        return RegionalLimit(units, units, window)
+        if isinstance(quota, AllowanceQuota):
+            return RegionalLimit(units, units, Window.of(units, PERIOD_S[quota.period]))
+        return RegionalLimit(units, units, Window.of_slots(units))
 
 
 def _window_of(rate: Rate) -> Window:
     if rate.window_ms:
-        return Window.of(rate.window_ms // 1000) if rate.window_ms >= 1000 else Window()
+        return Window.of(rate.burst, rate.window_ms // 1000)
     if not rate.rate_micro:
-        return Window()
-    return Window.of(max(1, int(rate.burst * 1_000_000 / rate.rate_micro)), refills=True)
+        return Window.of(rate.burst, 0)
+    return Window.of(rate.burst, max(1, int(rate.burst * 1_000_000 / rate.rate_micro)), refills=True)
 
 
 def _meeting_conditions(match: RoutePolicies, subject: Subject) -> list[CompiledPolicy]:

@@ -14,7 +14,7 @@ from protocol.check import MAX_BATCH, Hold, HoldAnswer, PolicyAnswer
 from protocol.denials import denial_of
 from protocol.problems import MEDIA_TYPE
 from regional_agent.admission.answers import Verdict
-from regional_agent.admission.policies import Window
+from regional_agent.admission.policies import MAX_HEADER_INTEGER, Window
 from regional_agent.admission.rules.hold_ids import HoldSeal
 
 
@@ -59,9 +59,6 @@ def check_response(verdict: Verdict, path: str, request_id: str) -> HttpAnswer:
     return HttpAnswer(denial.status, MEDIA_TYPE, headers, _encode(denial))
 
 
-MAX_HEADER_INTEGER = 999_999_999_999_999  # of structured fields (RFC 9651)
-
-
 def headers_of(verdict: Verdict) -> dict[str, str]:
     """Return RateLimit headers (draft -11) for all enforced policies, and X-RateLimit headers for the tightest one.
 
@@ -73,8 +70,9 @@ def headers_of(verdict: Verdict) -> dict[str, str]:
         if each.shadow or (each.allowed and each.degraded == "open"):
             continue
         window = charge.window
-        quotas.append(f'"{each.policy}";q={min(each.limit, MAX_HEADER_INTEGER)}{window.parameter}')
-        left.append(f'"{each.policy}";r={min(each.remaining, MAX_HEADER_INTEGER)}{_time_parameter(each, window)}')
+        remaining = each.remaining if each.remaining < MAX_HEADER_INTEGER else MAX_HEADER_INTEGER
+        quotas.append(f'"{each.policy}"{window.parameters}')
+        left.append(f'"{each.policy}";r={remaining}{_time_parameter(each, window)}')
         if tightest is None or (each.allowed, each.remaining) < (tightest.allowed, tightest.remaining):
             tightest = each
     headers = {}

@@ -12,7 +12,7 @@ from regional_agent.admission.answers import Verdict
 from regional_agent.admission.policies import Window
 from regional_agent.envoy.rls import messages
 from regional_agent.envoy.rls.planning import RequestPlan
-from regional_agent.http.schemas import headers_on, retry_after_header
+from regional_agent.http.schemas import headers_of, retry_after_header
 from web.request_ids import new_request_id
 
 SHOULD_RATE_LIMIT = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
@@ -42,7 +42,7 @@ def encode_response(plan: RequestPlan, verdicts: Sequence[Verdict]) -> bytes:
 
 
 def _headers(plan: RequestPlan, verdict: Verdict) -> dict[str, str]:
-    headers, answer = headers_on(verdict), verdict.answer
+    headers, answer = headers_of(verdict), verdict.answer
     if not answer.allowed:
         headers |= retry_after_header(answer.retry_after_ms, random.random())  # noqa: S311  (it spreads a herd, no more)
         if plan.rules.response_body:

@@ -12,7 +12,7 @@ from msgspec import structs
 from protocol.check import DenialCause, FailureMode, PolicyAnswer
 from protocol.outcomes import DenialReason
 from regional_agent.admission.answers import Verdict, answer_of
-from regional_agent.admission.policies import SLOTS, Window
+from regional_agent.admission.policies import Window
 from regional_agent.admission.rules.denial_causes import LeaseOutlook, cause_of, retry_after_ms
 from regional_agent.http.schemas import headers_of, retry_after_header
 
@@ -47,7 +47,9 @@ def headers(answers: list[PolicyAnswer], windows: list[Window]) -> Mapping[str, 
 
 
 def test_headers_name_every_policy_and_count_by_the_tightest() -> None:
-    found = headers([answer("wide", remaining=90), answer("narrow", remaining=3)], [Window.of(2), Window.of(60)])
+    found = headers(
+        [answer("wide", remaining=90), answer("narrow", remaining=3)], [Window.of(300, 2), Window.of(300, 60)]
+    )
     assert found == {
         "RateLimit-Policy": '"wide";q=300;w=2, "narrow";q=300;w=60',
         "RateLimit": '"wide";r=90;t=2, "narrow";r=3;t=2',
@@ -59,7 +61,8 @@ def test_headers_name_every_policy_and_count_by_the_tightest() -> None:
 
 def test_the_policy_that_denies_is_the_tightest() -> None:
     found = headers(
-        [answer("full", remaining=1), answer("denies", allowed=False, remaining=7)], [Window.of(1), Window.of(1)]
+        [answer("full", remaining=1), answer("denies", allowed=False, remaining=7)],
+        [Window.of(300, 1), Window.of(300, 1)],
     )
     assert found["X-RateLimit-Remaining"] == "7"
 
@@ -76,7 +79,7 @@ def test_retry_after_is_never_too_early_and_not_much_too_late(retry_after_ms: in
 
 def test_headers_announce_the_next_unit_and_not_the_full_quota() -> None:
     """A bucket of 100 that is empty and full again in 10 s has its next unit in a tenth of a second."""
-    bucket, window = Window.of(10, refills=True), Window.of(10)
+    bucket, window = Window.of(300, 10, refills=True), Window.of(300, 10)
     empty = answer("p", remaining=0, reset_ms=10_000)
     assert headers([empty], [bucket])["RateLimit"] == '"p";r=0;t=1'
     assert headers([empty], [window])["RateLimit"] == '"p";r=0;t=10'
@@ -85,23 +88,23 @@ def test_headers_announce_the_next_unit_and_not_the_full_quota() -> None:
 
 def test_a_denial_announces_more_quota_no_later_than_retry_after() -> None:
     denied = answer("p", allowed=False, remaining=0, reset_ms=10_000, retry_ms=1_400)
-    assert headers([denied], [Window.of(10)])["RateLimit"] == '"p";r=0;t=2'
+    assert headers([denied], [Window.of(300, 10)])["RateLimit"] == '"p";r=0;t=2'
     assert int(retry_after_header(1_400, 0)["Retry-After"]) >= 2
     slots = answer("s", allowed=False, remaining=0, reset_ms=600_000, retry_ms=1_000, kind="concurrency")
-    assert headers([slots], [SLOTS])["RateLimit"] == '"s";r=0;t=1'
+    assert headers([slots], [Window.of_slots(300)])["RateLimit"] == '"s";r=0;t=1'
 
 
 def test_a_request_that_can_never_pass_has_no_retry_after() -> None:
     denied = answer("p", allowed=False, remaining=5, retry_ms=None)
-    assert headers([denied], [Window.of(10)])["RateLimit"] == '"p";r=5'
+    assert headers([denied], [Window.of(300, 10)])["RateLimit"] == '"p";r=5'
     assert retry_after_header(None, 0.5) == {}
 
 
 def test_a_policy_that_admitted_without_counting_has_no_figures() -> None:
     opened = answer("o", remaining=0, reset_ms=0, degraded="open")
     local = answer("l", remaining=3, degraded="local")
-    assert headers([opened], [Window.of(1)]) == {}
-    assert headers([opened, local], [Window.of(1), Window.of(1)])["RateLimit"] == '"l";r=3;t=2'
+    assert headers([opened], [Window.of(300, 1)]) == {}
+    assert headers([opened, local], [Window.of(300, 1), Window.of(300, 1)])["RateLimit"] == '"l";r=3;t=2'
 
 
 def test_a_request_that_one_policy_never_allows_has_no_retry_after() -> None:
