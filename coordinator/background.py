@@ -29,15 +29,19 @@ from coordinator.usage.find_signals import SignalTerms, find_signals
 from coordinator.webhooks.deliveries import DELIVERIES_DUE, delete_old_events
 from coordinator.webhooks.delivery import deliver_webhooks
 from protocol.clock import Clock
+from web.traces.tracing import Tracing
 
 HOUR_S = 3600
 ARCHIVE_AT_MOST_S = 12 * HOUR_S  # an attempt that is cancelled begins again
 
 
 def background_jobs(
-    settings: CoordinatorSettings, clock: Clock, metrics: CoordinatorMetrics | None = None
+    settings: CoordinatorSettings,
+    clock: Clock,
+    metrics: CoordinatorMetrics | None = None,
+    tracing: Tracing | None = None,
 ) -> list[Job]:
-    """`metrics`: of the coordinator that runs them."""
+    """`metrics` and `tracing`: of the coordinator that runs them."""
     metrics = metrics or CoordinatorMetrics()
     grace, hold_wait = (timedelta(milliseconds=ms) for ms in (settings.close_grace_ms, settings.close_hold_wait_ms))
     addresses = addresses_of(settings.database_url.get_secret_value(), settings.installation)
@@ -56,7 +60,7 @@ def background_jobs(
         return follow_rebalances(database, documents, clock)
 
     def deliver(database: Database) -> Awaitable[int]:
-        return deliver_webhooks(database, clock, addresses, on_attempt=metrics.note_webhook_attempt)
+        return deliver_webhooks(database, clock, addresses, on_attempt=metrics.note_webhook_attempt, tracing=tracing)
 
     def archive(database: Database) -> Awaitable[None]:
         assert archives is not None

@@ -65,6 +65,7 @@ from web.settings import load_settings, variable_of
 from web.tls.certificates import Certificates
 from web.tls.context import ReloadedContext
 from web.tls.handshakes import FailedHandshakes, serving_context
+from web.traces.opening import exporting, open_tracing, trace_requests
 
 ROUTERS = (
     health_routes.router,
@@ -107,6 +108,7 @@ def create_app(
     uncompared = clock or SystemClock()
     clock = ComparedClock(uncompared, settings.clock_limit_ms)
     metrics, failures = CoordinatorMetrics(), JobFailures()
+    tracing = open_tracing("leasehold-coordinator", settings, metrics.traces)
     terms = settings.jwt_terms()
     verifier = None if terms is None else JwtVerifier(terms, metrics.registry)
     tls = _serving_context(settings, metrics)
@@ -114,7 +116,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        url, jobs = settings.database_url.get_secret_value, background_jobs(settings, clock, metrics)
+        url, jobs = settings.database_url.get_secret_value, background_jobs(settings, clock, metrics, tracing)
         async with (
             open_database(url, settings.database_pool_size, metrics.pools, name="requests") as database,
             open_publisher(settings, metrics.published_decisions) as publisher,
@@ -124,13 +126,14 @@ def create_app(
             _beside(listen(url, hub.deliver)),
             nullcontext() if verifier is None else _beside(verifier.keys.run()),
             _watching(_health_of(settings, clock, metrics, failures, verifier, certificates, publisher)) as health,
+            exporting(tracing),
             running(url, jobs, metrics, failures, clock) as scheduler,
         ):
             database.on_commit = scheduler.expect_work
             examine = partial(examine_coordinator, database, settings, unknown, jobs, uncompared, publisher=publisher)
             diagnosis = SelfDiagnosis(examine, uncompared)
             app.state.coordinator = Coordinator(
-                settings, clock, database, hub, metrics, health, diagnosis, decisions, jwt_verifier=verifier
+                settings, clock, database, hub, metrics, health, diagnosis, decisions, tracing, jwt_verifier=verifier
             )
             async with _beside(diagnosis.run()):
                 yield
@@ -153,12 +156,17 @@ def create_app(
     app.add_middleware(exchange_routes.ExchangesAhead, unavailable=_unavailable)
     http_metrics = HttpMetrics(metrics.registry)
     install_requests(app, max_body_bytes=settings.max_body_bytes, metrics=http_metrics, stated=stated())
-    app.state.connection_limits = ConnectionLimits(
+    trace_requests(app, tracing)
+    app.state.connection_limits = _connection_limits(settings, metrics)
+    return app
+
+
+def _connection_limits(settings: CoordinatorSettings, metrics: CoordinatorMetrics) -> ConnectionLimits:
+    return ConnectionLimits(
         max_connections=settings.max_connections,
         request_timeout_s=settings.request_timeout_ms / 1000,
         registry=metrics.registry,
     )
-    return app
 
 
 def _serving_context(settings: CoordinatorSettings, metrics: CoordinatorMetrics) -> ReloadedContext | None:

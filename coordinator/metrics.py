@@ -19,6 +19,7 @@ from protocol.limits.usage_labels import LABELS, OTHER_LABELS
 from protocol.messages import ExchangeResponse
 from web.declared_metrics import DeclaredMetrics, counter, gauge, histogram
 from web.metrics import describe_process
+from web.traces.context import TraceMetrics
 
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _PREFIX = "leasehold_coordinator_"
@@ -86,6 +87,7 @@ class CoordinatorMetrics(DeclaredMetrics):
         self.registry = CollectorRegistry()
         super().__init__(self.registry)
         self.ledger = LedgerMetrics(self.registry)
+        self.traces = TraceMetrics(self.registry)
         self.pools = PoolMetrics(self.registry)
         describe_process(self.registry, version=RELEASE, schema=known_revisions()[-1])
         self.decisions = StoredDecisionMetrics(self.registry)

@@ -15,11 +15,12 @@ from web.connections import MAX_CONNECTIONS
 from web.credentials.jwt_settings import JwtSettings
 from web.tls.context import TlsFiles
 from web.tls.settings import CertFile, ClientCaFile, KeyFile, RequireClientCert, check_server_files
+from web.traces.settings import TraceSettings
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-class CoordinatorSettings(JwtSettings, KafkaSettings):
+class CoordinatorSettings(JwtSettings, KafkaSettings, TraceSettings):
     model_config = SettingsConfigDict(env_prefix="LEASEHOLD_COORDINATOR_")
 
     database_url: SecretStr = Field(

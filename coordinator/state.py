@@ -31,6 +31,8 @@ from protocol.clock import Clock
 from web.credentials.jwt_claims import JwtIdentity
 from web.credentials.verify_jwt import JwtVerifier
 from web.diagnosis.self_diagnosis import SelfDiagnosis
+from web.traces.context import Kind, within
+from web.traces.tracing import Tracing
 
 LOCK_TIMEOUT_MS = 1_000  # of an exchange: those that are batched with it wait as long
 
@@ -45,6 +47,7 @@ class Coordinator:
     health: CoordinatorHealth
     diagnosis: SelfDiagnosis
     decisions: DecisionStore
+    tracing: Tracing | None = None
     documents: Documents = field(default_factory=Documents)
     replaying: asyncio.Lock = field(default_factory=asyncio.Lock)  # one replay of traffic at a time
     archives: ArchiveStore | None = field(init=False)
@@ -68,6 +71,14 @@ class Coordinator:
         object.__setattr__(self, "budgets", budgets)
 
     async def _apply(self, calls: Sequence[ExchangeCall]) -> list[Applied]:
+        causes = [call.cause for call in calls if call.cause is not None]
+        if self.tracing is None or not causes:
+            with within(None):  # a task that books for all was begun within one of the requests
+                return await self._book(calls)
+        with self.tracing.around("transaction", causes, Kind.INTERNAL, {"leasehold.calls": len(calls)}):
+            return await self._book(calls)
+
+    async def _book(self, calls: Sequence[ExchangeCall]) -> list[Applied]:
         settings, now = self.settings, self.clock.now()
         claims = ClaimBounds(settings.implausible_limit_factor, settings.implausible_floor_units)
         terms = LeaseTerms(settings.lease_ms, settings.late_usage_days, claims)

@@ -1067,7 +1067,8 @@ CREATE TABLE outbox (
     id          uuid PRIMARY KEY,                   -- by which receivers know a repeated delivery
     kind        text NOT NULL CHECK (kind ~ '^[a-z_]+[.][a-z_]+$'),
     data        jsonb NOT NULL,
-    occurred_at timestamptz NOT NULL
+    occurred_at timestamptz NOT NULL,
+    traceparent text                                -- of the request that it tells of, if that was traced
 );
 CREATE INDEX outbox_by_time ON outbox (occurred_at);
 

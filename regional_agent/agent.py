@@ -52,6 +52,7 @@ from regional_agent.store.watch import StoreWatch
 from regional_agent.store_outage.journal import Journal, JournalDirectory
 from regional_agent.store_outage.rules.records import owner_of
 from regional_agent.tls import tls_of
+from regional_agent.traces.agent_traces import open_traces
 from web.credentials.verify_jwt import JwtVerifier
 from web.diagnosis.self_diagnosis import SelfDiagnosis
 
@@ -75,18 +76,11 @@ class RegionalAgent:
         self.metrics = AgentMetrics(self._store_calls)
         self.tls = tls_of(settings, self.metrics.registry)
         self.coordinator = self._coordinator_client()
+        self.traces = open_traces(settings, self.metrics.traces)
         self._keys = KeyStates(clock)
         losses = Losses(self.metrics.registry, clock)
         self.recorder = DecisionRecorder(clock, losses, settings.decision_log_rows_per_second)
-        self._decisions = DecisionSender(
-            self.recorder,
-            losses,
-            self.coordinator,
-            clock,
-            settings.name,
-            policies=lambda: self.admission.policies,
-            most_bytes=settings.decision_log_max_bytes,
-        )
+        self._decisions = self._decision_sender(losses)
         self.store, stores = self._connections()
         self.cells = [self._cell(number, store) for number, store in stores]
         self._spread = MultiCellAdmission(self.cells, self.metrics, self.recorder)
@@ -134,6 +128,17 @@ class RegionalAgent:
             own.coordinator_urls, own.coordinator_token, own.region, own.name, self.tls.coordinator
         )
 
+    def _decision_sender(self, losses: Losses) -> DecisionSender:
+        return DecisionSender(
+            self.recorder,
+            losses,
+            self.coordinator,
+            self._clock,
+            self.settings.name,
+            policies=lambda: self.admission.policies,
+            most_bytes=self.settings.decision_log_max_bytes,
+        )
+
     def _connections(self) -> tuple[StoreConnection | Cluster, Sequence[tuple[int | None, Store]]]:
         """Return what keeps the connections, and the store of each cell."""
         settings, address, access = self.settings, self.settings.store_address(), self.settings.store_access()
@@ -159,7 +164,7 @@ class RegionalAgent:
 
     def _cell(self, number: int | None, store: Store) -> Cell:
         journal = _journal(self.settings, number, self._clock, self.metrics)
-        shared = self.coordinator, self.metrics, self.settings, self._clock, self._keys, self.recorder
+        shared = self.coordinator, self.metrics, self.settings, self._clock, self._keys, self.recorder, self.traces
         return Cell(number, store, journal, *shared)
 
     def cell_of(self, quota: str) -> Cell:
@@ -193,6 +198,8 @@ class RegionalAgent:
             await self._decisions.close()
             await self.coordinator.close()
             await self.store.close()
+            if self.traces is not None:
+                await asyncio.to_thread(self.traces.tracing.close)
 
     async def explain(self, check: Check) -> ExplainAnswer:
         """Explain a check in a thread: a document may have thousands of policies. Raises NoPoliciesYet."""

@@ -20,6 +20,7 @@ from regional_agent.http.callers import CallerRules
 from regional_agent.http.fast_path import FastPath, fast_protocol
 from regional_agent.http.workers import Worker, Workers
 from regional_agent.settings import AgentSettings
+from regional_agent.traces.checks import traced_protocol
 from web.connections import ConnectionLimits
 from web.logs import configure_logging
 from web.metrics import HttpMetrics
@@ -29,6 +30,7 @@ from web.requests import install_requests
 from web.serving import LameDuck, Listener, listening, serve_on
 from web.settings import load_settings, variable_of
 from web.supervisor import Beat, supervise
+from web.traces.opening import TraceRequests
 
 OF_COMMANDS = ("LEASEHOLD_AGENT_URL",)
 
@@ -79,6 +81,8 @@ def create_app(
     )
     # Decisions are counted; a line for each would be most of the log, and a tenth of the work.
     install_requests(app, max_body_bytes=settings.max_body_bytes, metrics=metrics, quiet=http_routes.HOT_PATHS)
+    if region.traces is not None:
+        app.add_middleware(TraceRequests, tracing=region.traces.tracing)
     return app
 
 
@@ -122,7 +126,8 @@ def _supervise(settings: AgentSettings, listeners: Listeners) -> None:
 
 def _serve(settings: AgentSettings, listeners: Listeners, worker: Worker | None = None) -> None:
     app = create_app(settings, worker=worker, unknown=unknown_variables(os.environ), grpc=listeners.grpc)
-    protocol = fast_protocol(app.state.fast_path)
+    path, traces = app.state.fast_path, app.state.region.traces
+    protocol = fast_protocol(path) if traces is None else traced_protocol(path, traces)
     lame_duck = LameDuck(settings.lame_duck_ms / 1000, app.state.region.health.shut_down)
     serving = serve_on(
         listeners.http,

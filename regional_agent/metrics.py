@@ -25,6 +25,7 @@ from regional_agent.store.sources import shipped_library
 from regional_agent.store.types import PartitionState
 from web.declared_metrics import DeclaredMetrics, counter, gauge, histogram, states, total
 from web.metrics import WAIT_BUCKETS_S, Durations, describe_process
+from web.traces.context import TraceMetrics
 
 MAX_HOT_KEYS = 10  # at a time: a key names a tenant, and most keys are of no interest to a monitor
 HOT_MILLI = 100_000
@@ -334,6 +335,7 @@ class AgentMetrics(DeclaredMetrics):
         self.denial_lines = DenialLines(self.registry)
         if store_calls is not None:
             StoreCallMetrics(self.registry, store_calls)
+        self.traces = TraceMetrics(self.registry)
         self.headroom = HeadroomMetrics(self.registry)
         self.configuration = ConfigurationMetrics(self.registry)
         self.library = LibraryMetrics(self.registry)

@@ -26,6 +26,7 @@ from web.tls.settings import (
     check_server_files,
 )
 from web.tokens import is_bearer
+from web.traces.settings import TraceSettings
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 MIN_TOKEN_CHARS = 16
@@ -36,7 +37,7 @@ def _own_name() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
-class AgentSettings(JwtSettings):
+class AgentSettings(JwtSettings, TraceSettings):
     model_config = SettingsConfigDict(env_prefix="LEASEHOLD_AGENT_")
 
     region: str = Field(pattern=REGION_PATTERN, examples=["us-east"], description="Name of the region.")

@@ -618,6 +618,7 @@ outbox = Table(
     required("kind", Text),
     required("data", JSONB),
     required("occurred_at", Timestamp),
+    Column("traceparent", Text),
 )
 # The delivery of an event to a webhook.
 delivery = Table(

@@ -42,6 +42,7 @@ from web.metrics import hold_open
 from web.openapi import described
 from web.problems import Problem
 from web.strict_routes import StrictRoute
+from web.traces.context import current_context
 
 router = APIRouter(tags=["agents"], route_class=StrictRoute)
 
@@ -64,7 +65,8 @@ async def post_exchanges(
     A malformed exchange or want is refused by itself, in its place among the replies.
     """
     call = parse_exchanges(region.name, await read_json(request))
-    applied = await _apply(coordinator, call._replace(token_hash=region.token_hash, names=region.names))
+    call = call._replace(token_hash=region.token_hash, names=region.names, cause=current_context())
+    applied = await _apply(coordinator, call)
     await confirm_region(request, region, applied.is_authentic, coordinator)
     return reply(applied.response)
 

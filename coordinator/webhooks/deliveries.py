@@ -19,6 +19,7 @@ from coordinator.access.rules.audit import Action, Actor
 from coordinator.database.connection import Connection
 from coordinator.tenants.operations import Tenant, read_tenants_by_id
 from coordinator.webhooks.rules import EventKind, is_dead, retry_delay, tenant_of
+from protocol.traces.trace_context import TraceContext, parse_traceparent
 
 TAKEN_FOR = timedelta(seconds=60)
 KEPT_FOR = timedelta(days=40)  # longer than any period, in which a threshold has one event
@@ -32,6 +33,8 @@ class DueDelivery(NamedTuple):
     secrets: Sequence[str]
     body: bytes
     attempts: int  # this one included
+    kind: str
+    cause: TraceContext | None  # of the request that the event is about, if it was traced
 
 
 class DeliveryResult(NamedTuple):
@@ -101,7 +104,16 @@ def _due(row: asyncpg.Record, now: datetime, data: dict[str, Any], tenant: Event
         "data": data,
     }
     secrets = [row["secret"], *([previous] if previous else [])]
-    return DueDelivery(row["event"], row["webhook"], row["url"], secrets, msgspec.json.encode(body), row["attempts"])
+    return DueDelivery(
+        row["event"],
+        row["webhook"],
+        row["url"],
+        secrets,
+        msgspec.json.encode(body),
+        row["attempts"],
+        row["kind"],
+        parse_traceparent(row["traceparent"]),
+    )
 
 
 async def record_result(
@@ -152,7 +164,7 @@ WITH due AS (
     WHERE (delivery.event, delivery.webhook) = (due.event, due.webhook) RETURNING delivery.*
 )
 SELECT taken.event, taken.webhook, taken.attempts, url, secret, previous_secret, previous_until, kind,
-    data::text AS data, occurred_at, (SELECT id FROM installation) AS installation
+    data::text AS data, occurred_at, traceparent, (SELECT id FROM installation) AS installation
 FROM taken JOIN webhook ON webhook.id = taken.webhook JOIN outbox ON outbox.id = taken.event
 """
 _RECORD = """

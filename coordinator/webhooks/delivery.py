@@ -8,7 +8,8 @@ import asyncio
 import functools
 import random
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import httpx
 
@@ -23,6 +24,8 @@ from coordinator.webhooks.deliveries import (
 )
 from coordinator.webhooks.rules import signature_headers
 from protocol.clock import Clock
+from web.traces.context import Kind, trace_headers
+from web.traces.tracing import Tracing
 
 AT_ONCE = 20
 TIMEOUT_S = 10.0
@@ -36,6 +39,7 @@ async def deliver_webhooks(
     addresses: frozenset[str],
     timeout_s: float = TIMEOUT_S,
     on_attempt: OnAttempt = lambda _: None,
+    tracing: Tracing | None = None,
 ) -> int:
     """Deliver all events that are due, and return the number of attempts.
 
@@ -49,7 +53,9 @@ async def deliver_webhooks(
         async with httpx.AsyncClient(
             verify=_trusted(), timeout=timeout_s, trust_env=False, follow_redirects=False
         ) as client:
-            results = await asyncio.gather(*(_attempt(database, clock, client, each, timeout_s) for each in due))
+            results = await asyncio.gather(
+                *(_attempt(database, clock, client, each, timeout_s, tracing) for each in due)
+            )
         for result in results:
             on_attempt(result)
         attempts += len(due)
@@ -63,18 +69,36 @@ def _trusted() -> ssl.SSLContext:
 
 
 async def _attempt(
-    database: Database, clock: Clock, client: httpx.AsyncClient, due: DueDelivery, timeout_s: float
+    database: Database,
+    clock: Clock,
+    client: httpx.AsyncClient,
+    due: DueDelivery,
+    timeout_s: float,
+    tracing: Tracing | None,
 ) -> AttemptResult:
     headers = signature_headers(due.event, due.secrets, clock.now(), due.body)
-    result = await _post(client, due, headers, timeout_s)
+    with _span(tracing, due):
+        result = await _post(client, due, headers, timeout_s)
     jitter = random.random()  # noqa: S311 - not for cryptography
     return await database.run(lambda c: record_result(c, due, result, jitter, clock.now()))
+
+
+def _span(tracing: Tracing | None, due: DueDelivery) -> AbstractContextManager[object]:
+    """Make a span of an attempt, in the trace of the request that the event is about."""
+    if tracing is None or due.cause is None:
+        return nullcontext()
+    attributes: Mapping[str, str | int] = {
+        "leasehold.event": due.kind,
+        "leasehold.webhook": str(due.webhook),
+        "leasehold.attempt": due.attempts,
+    }
+    return tracing.around("webhook delivery", [due.cause], Kind.CLIENT, attributes)
 
 
 async def _post(
     client: httpx.AsyncClient, due: DueDelivery, headers: dict[str, str], timeout_s: float
 ) -> DeliveryResult:
-    headers = {"Content-Type": "application/json", "User-Agent": USER_AGENT, **headers}
+    headers = {"Content-Type": "application/json", "User-Agent": USER_AGENT, **trace_headers(), **headers}
     try:
         async with (
             asyncio.timeout(timeout_s),

@@ -6,6 +6,7 @@ private network.
 
 import os
 import re
+import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 import httptools
@@ -67,9 +68,20 @@ def request_bytes(call: Call, host: str, token: str | None) -> bytes:
     authorization = "" if token is None else f"Authorization: Bearer {token}\r\n"
     head = (
         f"{call.method} {call.path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-        f"{authorization}Content-Length: {len(call.body)}\r\n\r\n"
+        f"{authorization}{_trace_header()}Content-Length: {len(call.body)}\r\n\r\n"
     )
     return head.encode("latin-1") + call.body
+
+
+def _trace_header() -> str:
+    """Return the header with the W3C trace context, if the service has loaded OpenTelemetry and traces this request."""
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None:
+        return ""
+    context = api.get_current_span().get_span_context()
+    if not context.is_valid:
+        return ""
+    return f"traceparent: 00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}\r\n"
 
 
 class Timeouts(NamedTuple):

@@ -50,6 +50,7 @@ from regional_agent.store.types import (
     hold_part,
 )
 from regional_agent.store_outage.fallback import OutageFallback
+from web.traces.context import current_context
 
 RETRY_WHEN_BLOCKED_MS = 3_600_000  # of a block without an end, which an operator may lift at any time
 MAX_ATTEMPTS = 4  # of one request at the store: each but the last was followed by returned slices
@@ -452,6 +453,7 @@ class AwaitedVerdict:
 
     def __init__(self) -> None:
         self.future: asyncio.Future[Verdict | Exception] = asyncio.get_running_loop().create_future()
+        self.trace_context = current_context()
 
     def on_verdict(self, verdict: Verdict | Exception) -> None:
         resolve(self.future, verdict)

@@ -7,6 +7,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
+from protocol.traces.trace_context import TraceContext
 from regional_agent.admission.answers import Verdict
 from regional_agent.admission.denial_cache import Circumstances
 from regional_agent.admission.plan import CheckPlan
@@ -21,6 +22,10 @@ class Caller(Protocol):
     @property
     def has_disconnected(self) -> bool:
         """Return whether no answer reaches the client any more, so that no units are spent for it."""
+
+    @property
+    def trace_context(self) -> TraceContext | None:
+        """Return the span of the request, if it is sampled."""
 
     def on_verdict(self, verdict: Verdict | Exception, /) -> None:
         """Take a verdict, or OperationConflict, or a bug."""
@@ -55,6 +60,9 @@ class PendingCheck(Struct, eq=False):
     def join(self, caller: Caller, times: int) -> None:
         self.callers += [caller] * times
         self.times += times
+
+    def trace_contexts(self) -> list[TraceContext]:
+        return [each.trace_context for each in self.callers if each.trace_context is not None]
 
     def alone(self) -> "PendingCheck":
         """Take the next caller out, to be answered by itself."""

@@ -35,6 +35,7 @@ from regional_agent.store.types import Fenced, HoldState, KnownOperation, Operat
 from regional_agent.store_outage.booking import JournalBooking
 from regional_agent.store_outage.fallback import OutageFallback
 from regional_agent.store_outage.journal import Journal
+from regional_agent.traces.agent_traces import AgentTraces
 
 
 class Cell:
@@ -49,6 +50,7 @@ class Cell:
         clock: Clock,
         keys: KeyStates,
         recorder: DecisionRecorder,
+        traces: AgentTraces | None = None,
     ) -> None:
         """`number`: the cell's number in a Cluster; None in a single store. `keys`: those of all cells of the agent."""
         self.number = number
@@ -68,7 +70,8 @@ class Cell:
             confirms_in_replicas=settings.store_confirm_in_replicas,
         )
         self.quotas = Quotas(clock)
-        batcher = CheckBatcher(self.scripts, self.breaker)
+        self._traces = traces
+        batcher = CheckBatcher(traces.calls(self.scripts) if traces else self.scripts, self.breaker)
         self.share_loop = ShareLoop(settings.name, self.scripts, self.epochs, keys, coordinator, metrics, clock)
         self.slices = TokenSlices(batcher, self.epochs, self.share_loop, clock)
         fallback = OutageFallback(journal, metrics, clock, settings.workers)
@@ -99,6 +102,7 @@ class Cell:
             pacing=pacing,
             metrics=self.metrics,
             clock=self._clock,
+            traces=self._traces,
         )
         self.exchange_loop = ExchangeLoop(
             scripts=self.scripts,

@@ -13,6 +13,7 @@ import structlog
 from protocol.check import BatchAnswer, BatchItem, Check
 from protocol.denials import status_of_answer
 from protocol.problems import PROBLEMS
+from protocol.traces.trace_context import TraceContext
 from regional_agent.admission.answers import Verdict
 from regional_agent.admission.engine import Admission
 from regional_agent.admission.plan import CheckPlan
@@ -71,6 +72,7 @@ class BatchPlaces:
     __slots__ = ("_batch", "_next")
 
     has_disconnected = False  # the answer to the other checks is worth as much
+    trace_context: TraceContext | None = None
 
     def __init__(self, batch: "PendingBatch", first: int) -> None:
         self._batch = batch

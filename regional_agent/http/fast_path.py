@@ -13,6 +13,7 @@ it has been read; answers keep their order. Nothing here is a coroutine: the sto
 """
 
 import math
+import re
 from time import perf_counter, time
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,9 +23,11 @@ import structlog
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from protocol.check import BatchAnswer
+from protocol.traces.trace_context import TraceContext
 from regional_agent.admission.answers import Verdict
 from regional_agent.admission.check_cache import CheckCache
 from regional_agent.admission.engine import Admission
+from regional_agent.admission.pending_check import Caller
 from regional_agent.admission.plan import CheckPlan
 from regional_agent.http.batch import PendingBatch, authorize, decode_check, plan_or_refusal
 from regional_agent.http.callers import CallerRules, Permission
@@ -42,6 +45,8 @@ PLAIN_TYPES = (b"application/json", b"application/json; charset=utf-8", b"applic
 RELEVANT = (b"content-type", b"content-length", b"authorization", b"host", b"origin", b"x-request-id", b"connection")
 CALLER = (b"authorization", b"host", b"origin")
 NEVER_PLAIN = (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade")
+# The header of a trace differs with each request, and changes no answer. A head without it is one that repeats.
+TRACEPARENT, TRACEPARENT_LINE = b"raceparent: ", re.compile(rb"\r\n[Tt]raceparent: ([0-9a-f-]{55})(?=\r\n[^ \t])")
 MAX_LENGTH_DIGITS = 20  # of Content-Length; more are zeros, or a number that no body has
 SERVER_ERROR = 500  # these are always logged
 
@@ -202,12 +207,14 @@ class FastProtocol(BoundedProtocol):
     """One connection."""
 
     fast_path: ClassVar[FastPath]
+    trace_context: TraceContext | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head: Head | None = None  # of the request that is being decided
         self._raw = b""  # its bytes
         self._request_id = ""
+        self._traceparent: bytes | None = None
         self._started_s = 0.0
         self._decided = 0  # requests so far
         self._unread = bytearray()  # received, and not parsed yet
@@ -292,7 +299,9 @@ class FastProtocol(BoundedProtocol):
         end = found + len(END_OF_HEAD)
         if end > self.max_header_bytes:
             return NOT_PLAIN, 0
-        raw = data[:end]
+        raw, self._traceparent = data[:end], None
+        if TRACEPARENT in raw and (line := TRACEPARENT_LINE.search(raw)) is not None:
+            raw, self._traceparent = raw[: line.start()] + raw[line.end() :], line[1]
         head = self.fast_path.heads.get(raw)
         if head is None or head.expires_at_s <= time():
             head = self.fast_path.read_head(raw)
@@ -307,7 +316,8 @@ class FastProtocol(BoundedProtocol):
 
     # --- the decision -------------------------------------------------------------------------------------------------
 
-    def _decide(self, head: Head, raw: bytes, body: bytes) -> None:
+    def _decide(self, head: Head, raw: bytes, body: bytes, caller: Caller | None = None) -> None:
+        """`caller`: gets the verdict in place of this connection, and passes it on."""
         self._head, self._raw, self._started_s = head, raw, perf_counter()
         self._request_id = head.request_id or new_request_id()
         self._decided += 1
@@ -321,9 +331,9 @@ class FastProtocol(BoundedProtocol):
         except Problem as problem:
             plan = problem
         if isinstance(plan, Exception):
-            self.on_verdict(plan)
+            (caller or self).on_verdict(plan)
         else:
-            self.fast_path.admission.submit(plan, self)
+            self.fast_path.admission.submit(plan, caller or self)
 
     def _decide_batch(self, head: Head, body: bytes) -> None:
         plans = self.fast_path.plan_batch(body)

@@ -36,6 +36,7 @@ from protocol.messages import (
 from regional_agent.leasing.rules.addresses import Address, Addresses
 from web.tls.http_client import HttpsTransport
 from web.tls.reasons import describe, tls_error_in
+from web.traces.context import trace_headers
 
 log = structlog.get_logger()
 
@@ -227,6 +228,7 @@ class CoordinatorClient:
     async def _post(
         self, path: str, body: bytes, type_: type[T], within_s: float | None = None, headers: Mapping[str, str] = JSON
     ) -> T:
+        headers = {**headers, **trace_headers()}
         answer = await self._send("POST", path, within_s=within_s, content=body, headers=headers)
         return _decoded(answer, lambda body: msgspec.json.decode(body, type=type_))
 

@@ -5,6 +5,7 @@ one is set aside, and the rest goes on.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 
 from protocol.clock import Clock
@@ -22,6 +23,7 @@ from regional_agent.leasing.rules.reply_timeout import reply_timeout_ms
 from regional_agent.leasing.settlement import Settlement
 from regional_agent.metrics import AgentMetrics
 from regional_agent.store.types import StoreIncarnation
+from regional_agent.traces.agent_traces import AgentTraces
 
 MOST_CALL_BYTES = 4 * 1024 * 1024  # of frozen batches in one call: the coordinator reads 16 MiB
 # After this many answers of 500 in a row, and then every eighth time, the parts of the message are tried one by one.
@@ -42,7 +44,9 @@ class Delivery:
         pacing: Pacing,
         metrics: AgentMetrics,
         clock: Clock,
+        traces: AgentTraces | None = None,
     ) -> None:
+        self._traces = traces
         self._coordinator = coordinator
         self._settlement = settlement
         self._quotas = quotas
@@ -111,7 +115,9 @@ class Delivery:
         request = ExchangeRequest(fingerprint=incarnation.fingerprint, exchanges=exchanges)
         sent_ms = self._clock.monotonic_ms()
         timeout_ms = reply_timeout_ms(self._pacing.backoff, self._quotas.round_trip_ms)
-        response = await self._coordinator.exchange(request, timeout_ms / 1000)
+        causes = [cause for frozen in frozen_lanes for cause in frozen.causes]
+        with self._traces.around_exchange(causes) if self._traces else nullcontext():
+            response = await self._coordinator.exchange(request, timeout_ms / 1000)
         self._quotas.round_trip_ms = self._clock.monotonic_ms() - sent_ms
         self._metrics.exchange_seconds.observe(self._quotas.round_trip_ms / 1000)
         return response, sent_ms

@@ -20,6 +20,7 @@ from regional_agent.leasing.settlement import Settlement
 from regional_agent.metrics import AgentMetrics
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import StoreIncarnation
+from regional_agent.traces.agent_traces import AgentTraces
 
 MOST_QUOTAS = 100
 MOST_ROUNDS = 10_000
@@ -39,7 +40,9 @@ class LaneExchange:
         pacing: Pacing,
         metrics: AgentMetrics,
         clock: Clock,
+        traces: AgentTraces | None = None,
     ) -> None:
+        self._traces = traces
         self._scripts = scripts
         self._quotas = quotas
         self._epochs = epochs
@@ -49,7 +52,7 @@ class LaneExchange:
         self._unreported_since_ms: dict[LaneId, int] = {}  # the oldest usage that is not booked, of lanes that have any
         self.faults = LaneFaults(self.lanes, quotas, epochs, metrics, clock)
         self.settlement = Settlement(scripts, quotas, epochs, self.lanes, self.faults, pacing, metrics)
-        self.delivery = Delivery(coordinator, self.settlement, quotas, self.faults, pacing, metrics, clock)
+        self.delivery = Delivery(coordinator, self.settlement, quotas, self.faults, pacing, metrics, clock, traces)
 
     def unreported_ms(self) -> int:
         """Return the age of the oldest usage that is not booked, as far as it is due; 0 if there is none."""
@@ -114,7 +117,8 @@ class LaneExchange:
         if incarnation == self._epochs.current:
             for quota, units in batch.held.items():
                 self._quotas.set_held(quota, units)
-        return FrozenLane(lane, batch, requested)
+        causes = self._traces.usage.take(quotas) if self._traces else ()
+        return FrozenLane(lane, batch, requested, causes)
 
     async def _due_quotas(
         self, incarnation: StoreIncarnation, lane: int, taken_along_ms: int, *, is_sending: bool

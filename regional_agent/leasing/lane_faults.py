@@ -3,6 +3,7 @@
 The batch stays in the store in any case, as evidence of its epoch. The lane stops, or pauses, or its epoch is closed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -10,6 +11,7 @@ import structlog
 from protocol.clock import Clock
 from protocol.messages import ExchangeFault
 from protocol.outcomes import ExchangeOutcome
+from protocol.traces.trace_context import TraceContext
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.quotas import Quotas
 from regional_agent.leasing.rules.lanes import Lanes
@@ -29,6 +31,7 @@ class FrozenLane:
     lane: int
     batch: FrozenBytes
     requested: list[str]
+    causes: Sequence[TraceContext] = ()  # sampled requests that it grants or books units for
 
     def with_half_of_requests(self) -> "FrozenLane":
         return replace(self, requested=self.requested[: len(self.requested) // 2])

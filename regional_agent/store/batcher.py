@@ -7,10 +7,11 @@ In a Cluster one call serves one slot, so each cell has a batcher of its own.
 """
 
 import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from regional_agent.store.circuit_breaker import StoreCircuitBreaker
-from regional_agent.store.connection import StoreUnavailable, set_result_of
-from regional_agent.store.scripts import Scripts
+from regional_agent.store.connection import Reply, StoreUnavailable, set_result_of
 from regional_agent.store.types import (
     RequestRun,
     Run,
@@ -22,8 +23,16 @@ from regional_agent.store.types import (
 MAX_REQUESTS = 64  # in one call: the store serves no other client meanwhile
 
 
+class SendsChecks(Protocol):
+    """The scripts, or what traces their calls."""
+
+    def send_check(
+        self, incarnation: StoreIncarnation, runs: Sequence[Run], on_call: Callable[[Reply | Exception], None], /
+    ) -> None: ...
+
+
 class CheckBatcher:
-    def __init__(self, scripts: Scripts, breaker: StoreCircuitBreaker) -> None:
+    def __init__(self, scripts: SendsChecks, breaker: StoreCircuitBreaker) -> None:
         self._scripts = scripts
         self._breaker = breaker
         self._incarnation: StoreIncarnation | None = None

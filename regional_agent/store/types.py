@@ -10,6 +10,7 @@ from protocol.limits.rates import WINDOWS, Rate, RateAlgorithm
 from protocol.limits.windows import CalendarWindow
 from protocol.messages import RateReport, SlotReport
 from protocol.outcomes import DenialReason, HoldOutcome
+from protocol.traces.trace_context import TraceContext
 from regional_agent.admission.rules.hold_ids import HoldPart, HoldTerms
 from regional_agent.admission.rules.modes import LOOKS, REFUND
 from regional_agent.store import keys
@@ -235,6 +236,9 @@ class Run(Protocol):
     def request(self) -> StoreRequest: ...
     @property
     def times(self) -> int: ...
+    def trace_contexts(self) -> Sequence[TraceContext]:
+        """Return the sampled requests that it decides."""
+
     def complete(self, outcomes: Sequence[Outcome], /) -> None:
         """Take all outcomes at once. It must not raise."""
 
@@ -245,6 +249,9 @@ class RequestRun(NamedTuple):
     request: StoreRequest
     times: int
     on_decisions: OnDecisions
+
+    def trace_contexts(self) -> Sequence[TraceContext]:
+        return ()
 
     def complete(self, outcomes: Sequence[Outcome]) -> None:
         self.on_decisions(outcomes)

@@ -138,6 +138,7 @@ class Agent:
         self.slices = TokenSlices(batcher, keeper, sharing, clock)
         fallback = OutageFallback(Journal(None, clock, metrics.journal, most_bytes=1, most_ms=1), metrics, clock)
         recorder = DecisionRecorder(clock, Losses(metrics.registry, clock), rows_per_second=0)
+        recorder.follow(region.bundle)
         self.admission = AdmissionEngine(
             batcher, keeper, self.quotas, self.slices, sharing, fallback, metrics, clock, self.keys, recorder
         )

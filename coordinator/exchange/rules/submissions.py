@@ -38,6 +38,7 @@ from protocol.identifiers import lane_of
 from protocol.limits.document import Mode
 from protocol.messages import ExchangeFault, ExchangeReply, FrozenBatch, ItemRefused, LeaseDemand
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
+from protocol.traces.trace_context import TraceContext
 
 LONGEST_REASON = 256
 
@@ -61,6 +62,7 @@ class ExchangeCall(NamedTuple):
     token_hash: bytes | None = None  # of a token that the transaction has to confirm
     names: Sequence[str] = ()  # in its client certificate, which the transaction has to confirm as well
     is_authentic: bool = True
+    cause: TraceContext | None = None  # of a sampled request that the exchange is about
 
 
 class ValidCredentials(NamedTuple):

@@ -2,6 +2,7 @@
 
 import structlog
 
+from protocol.traces.trace_context import TraceContext
 from regional_agent.admission.answers import Verdict
 from regional_agent.admission.check_cache import CheckCache
 from regional_agent.admission.engine import Admission
@@ -44,6 +45,8 @@ class _Decision:
     """The decision on one request: its stages one after the other, as long as all before are admitted."""
 
     __slots__ = ("_admission", "_call", "_plan", "_verdicts")
+
+    trace_context: TraceContext | None = None
 
     def __init__(self, admission: Admission, plan: RequestPlan, call: Call) -> None:
         self._admission = admission

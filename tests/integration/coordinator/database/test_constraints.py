@@ -633,6 +633,7 @@ MAY_BE_MISSING = {
     "decision": {"mode", "reason", "policy", "name", "quota", "cost", "limit_units", "share", "remaining"}
     | {"retry_after_ms", "degraded", "epoch", "latency_us", "operation", "last_at", "subject", "others"},
     "delivery": {"dead_at", "delivered_at", "error", "status"},
+    "outbox": {"traceparent"},
     "webhook": {"previous_secret", "previous_until"},
     "adjustment": {"approved_at", "approved_by", "booked_in", "withdrawn_at", "withdrawn_by"},
     "audit": {"request_id"},
@@ -727,7 +728,7 @@ MAY = {
 # The columns that identify a row and can never be changed.
 FIXED = {
     "delivery": {"event", "webhook"},
-    "outbox": {"id", "kind", "data", "occurred_at"},
+    "outbox": {"id", "kind", "data", "occurred_at", "traceparent"},
     "webhook": {"id", "url", "events", "created_at", "created_by"},
     "adjustment": {"id", "quota", "period", "kind", "units", "reason", "document", "proposed_by", "proposed_at"}
     | {"expires_at"},

@@ -420,6 +420,7 @@ async def test_a_refund_over_cells_is_given_once_and_a_reset_reaches_its_cell(wo
 
 class IgnoredVerdict:
     has_disconnected = False
+    trace_context = None
 
     def on_verdict(self, verdict: Verdict | Exception) -> None:
         assert isinstance(verdict, Verdict)

@@ -377,3 +377,15 @@ async def test_a_stopping_server_answers_requests_in_progress(world: World) -> N
         assert (answer.status, answer.headers["connection"]) == (200, "close")
         assert await raw.rest() == b""
         await stopping
+
+
+async def test_heads_of_different_traces_are_one_cached_head(doors: Doors) -> None:
+    for number in range(5):
+        traceparent = f"00-{number + 1:032x}-{number + 1:016x}-00"
+        name = "Traceparent" if number % 2 else "traceparent"
+        answer = await doors.post(doors.fast, {"subject": EXPORT}, **{name: traceparent})
+        assert answer.status_code == 200
+    assert len(doors.door.heads) == 1
+    odd = await doors.post(doors.fast, {"subject": EXPORT}, traceparent="00-1-2-01")
+    assert odd.status_code == 200
+    assert len(doors.door.heads) == 2, "what is no trace context stays in the head"

@@ -35,6 +35,7 @@ def live(what: Callable[[Agent], Coroutine[Any, Any, None]], *, limit: str = LIM
 class Hearer:
     on_verdict: Callable[[Verdict | Exception], None]
     has_disconnected: bool = False
+    trace_context: None = None
 
 
 async def ask_at_once(

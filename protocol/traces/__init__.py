@@ -1,0 +1,1 @@
+"""The W3C trace context."""
