@@ -32,6 +32,10 @@ class CannotFetch(Exception):
     """Says in one sentence what is missing, and what to do."""
 
 
+class LacksHistory(CannotFetch):
+    """Says that this copy of the repository lacks a commit, which nothing that is installed can bring."""
+
+
 class DebianPackages(NamedTuple):
     """Unpacks packages of Debian or Ubuntu without installing them, and so without root."""
 
@@ -143,7 +147,7 @@ class EarlierRelease(NamedTuple):
         packed = tree.with_suffix(".tar")
         archived = _run(["git", "archive", "--output", str(packed), self.commit], TOOLS.parent)
         if archived.returncode != 0:
-            raise CannotFetch(
+            raise LacksHistory(
                 f"this clone lacks the commit {self.commit[:12]} of release {self.release} ({_last_line(archived)}); "
                 "run `git fetch --unshallow --tags`"
             )

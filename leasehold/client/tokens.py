@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from time import monotonic
 
 from leasehold.client.agent_protocol import AgentUnavailable
@@ -17,7 +16,7 @@ def token_source(token: Token | None) -> Callable[[], str | None]:
         return lambda: token
     if callable(token):
         return lambda: _call(token)
-    return TokenFile(Path(token)).read
+    return TokenFile(token).read
 
 
 def _call(function: Callable[[], str]) -> str:
@@ -31,7 +30,7 @@ def _call(function: Callable[[], str]) -> str:
 class TokenFile:
     """A token in a file, which is read again at most once a second. If it cannot be read, the last one is sent."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: os.PathLike[str]) -> None:
         self._path = path
         self._token = self._content()
         self._read_at_s = monotonic()
@@ -47,7 +46,8 @@ class TokenFile:
         return self._token
 
     def _content(self) -> str:
-        return _checked(self._path.read_text(encoding="utf-8").strip())
+        with open(self._path, encoding="utf-8") as file:
+            return _checked(file.read().strip())
 
 
 def _checked(token: str) -> str:
