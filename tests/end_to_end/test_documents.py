@@ -112,7 +112,7 @@ def test_the_examples_of_the_python_client_work(stack: Launcher) -> None:
         "request_id": "r-1",
     }
     runnable = [block for block in blocks if "https://" not in block and "Engine()" not in block]
-    assert (len(blocks), len(runnable)) == (7, 5)
+    assert (len(blocks), len(runnable)) == (8, 5)
     try:
         for block in runnable:
             here = block.replace("http://127.0.0.1:8411", stack.stack["agents"]["us-east"])

@@ -62,8 +62,8 @@ def test_a_second_run_keeps_the_data_of_the_first(tmp_path: Path) -> None:
 def _stack_is_as_promised(launcher: Launcher) -> None:
     stack = launcher.stack
     assert mode(launcher.data / "stack.json") == 0o600
-    assert set(stack) == {"coordinator", "agents", "tokens", "postgres", "stores", "pids"}
-    assert set(stack["agents"]) == set(stack["stores"]) == set(REGIONS)
+    assert set(stack) == {"coordinator", "agents", "grpc", "tokens", "postgres", "stores", "pids"}
+    assert set(stack["agents"]) == set(stack["stores"]) == set(stack["grpc"]) == set(REGIONS)
     assert set(stack["tokens"]) == set(SCOPES)
     assert len(set(stack["pids"].values())) == 1 + 1 + 1 + 2 * len(REGIONS)
     assert len(launcher.everybody) == len(stack["pids"])
