@@ -126,7 +126,7 @@ async def test_a_region_is_added_changed_and_read(admin_harness: AdminHarness, a
     added = await admin.post("/v1/regions", json={"name": "eu-west", "weight": 3})
     region: dict[str, object] = {"name": "eu-west", "weight": 3, "status": "active", "epoch": None}
     region |= {"created_at": "2026-11-18T12:00:00Z", "split_brain": False, "last_seen_at": None, "regressed_lanes": 0}
-    region |= {"agents": []}
+    region |= {"agents": [], "identities": []}
     assert (added.status_code, added.json(), added.headers["Location"]) == (201, region, "/v1/regions/eu-west")
     assert (await admin.post("/v1/regions", json={"name": "eu-west", "weight": 3})).status_code == 200
     changed = await admin.put("/v1/regions/eu-west", json={"status": "draining"})
