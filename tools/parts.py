@@ -186,10 +186,10 @@ class Wheels(NamedTuple):
     about: str
 
     def install(self, directory: Path) -> None:
-        pip = [sys.executable, "-m", "uv", "pip", "install", "--no-deps", "--target", str(directory)]
+        pip = [sys.executable, "-m", "pip", "--quiet", "--no-input", "install", "--no-deps", "--target", str(directory)]
         installed = _run([*pip, *self.requirements], directory)
         if installed.returncode != 0:
-            raise CannotFetch(f"uv cannot install {self.requirements[0]} ({_last_line(installed)})")
+            raise CannotFetch(f"pip cannot install {self.requirements[0]} ({_last_line(installed)})")
 
     @property
     def version(self) -> str:

@@ -222,7 +222,7 @@ def test_a_store_of_the_simulation_replies_as_a_real_one_does(wire: Wire, seed: 
 
     def record(self: ScriptedStore, *arguments: Argument) -> Any:
         is_housekeeping = arguments[0] in ("FUNCTION", "TIME") or keys.LIBRARIES in arguments
-        is_one_of_both = arguments[0] not in ("INFO", "CONFIG", "SCAN") and not is_housekeeping
+        is_one_of_both = arguments[0] not in ("INFO", "CONFIG", "SCAN", "WAIT") and not is_housekeeping
         if is_whole and self.run_id.startswith(region) and is_one_of_both and (arguments[0] != "FCALL" or self.loaded):
             asked.append((self.now_us, arguments))
         return execute(self, *arguments)

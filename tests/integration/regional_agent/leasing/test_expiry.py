@@ -40,17 +40,20 @@ async def test_leases_of_a_dead_agent_are_returned_without_requests(world: World
         await world.agent("us-east", coordinator_url=url, report_interval_ms=60_000)
         async with running(world.settings("us-east", coordinator_url=url)) as dies:
             await dies.ready()
+            await ask_again(database, "1 hour")  # not by itself, in the moment in which the lease expires
             await dies.lease(50)
             assert (await dies.check(cost=11)).status_code == 200
         await quota_with(world, consumed=11, outstanding=0, suspense=39)
-        await ask_again(database)
+        await ask_again(database, "0")
         await quota_with(world, consumed=11, outstanding=0, suspense=0, unallocated=89)
 
 
-async def ask_again(database: str) -> None:
-    """Run expiry, as a coordinator does every half a minute."""
+async def ask_again(database: str, after: str) -> None:
+    """Let coordinators ask regions for what is in suspense, as they do every half a minute."""
     connection = await asyncpg.connect(database)
     try:
-        await connection.execute("UPDATE job SET due_at = now() WHERE name = 'recall_suspense'")
+        due = """INSERT INTO job VALUES ('recall_suspense', now() + $1::text::interval)
+                 ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at"""
+        await connection.execute(due, after)
     finally:
         await connection.close()
