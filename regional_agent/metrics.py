@@ -252,7 +252,7 @@ class HotKeyMetrics(DeclaredMetrics):
 
 
 class ProxyQuotaMetrics(DeclaredMetrics):
-    """What Envoy's quota protocol does at this agent."""
+    """The figures of Envoy's quota protocol at this agent."""
 
     proxies = gauge("leasehold_quota_proxies", "Proxies that are connected by Envoy's quota protocol (RLQS).")
     buckets = gauge("leasehold_quota_buckets", "Buckets that proxies report.")

@@ -100,10 +100,10 @@ class Static:
         """The demand of a fixed limiter has no effect."""
 
     def spent(self, _region: int, _units: int) -> None:
-        """Likewise."""
+        """Spent units have no effect on a fixed limiter."""
 
     def turn(self, _buckets: Sequence[Bucket]) -> None:
-        """Likewise."""
+        """Turns have no effect on a fixed limiter."""
 
 
 class Doorman:

@@ -71,7 +71,7 @@ class DecisionGroup(Struct, frozen=True):
 
 
 class DecisionSummary(Struct, frozen=True):
-    """What all decisions of the question sum up to, whatever the page shows of them."""
+    """The sum of all decisions that a question asks about, on whichever page they are."""
 
     denied: int
     shadow_denied: int

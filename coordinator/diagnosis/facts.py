@@ -82,7 +82,7 @@ class RegionFacts(NamedTuple):
 
 
 class LedgerFacts(NamedTuple):
-    """What the coordinator's own tables say about its work."""
+    """The coordinator's work, as its own tables show it."""
 
     now: datetime
     sealed_at: datetime | None

@@ -35,7 +35,7 @@ class Traffic(NamedTuple):
 
 
 class InForce(NamedTuple):
-    """What checks were decided by, and what replays of them need besides the document."""
+    """The state by which checks were decided, as far as a replay needs it besides the document."""
 
     around: Circumstances
     hasher: KeyHasher

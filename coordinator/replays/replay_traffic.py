@@ -30,7 +30,7 @@ MOST_TENANTS = 100  # in the answer
 
 
 class Denials(Struct, frozen=True):
-    """How many checks at least would be denied, estimated, and where this lies in 95 of 100 cases."""
+    """The estimated least number of checks that would be denied, with its interval of 95 %."""
 
     checks: int
     low: int
@@ -48,7 +48,7 @@ class UnknownChecks(Struct, frozen=True):
 
 
 class PolicyReplay(Struct, frozen=True):
-    """What one policy alone would deny of a tenant's checks."""
+    """The checks of a tenant that one policy alone would deny."""
 
     policy: str
     quota: str
@@ -61,7 +61,7 @@ class PolicyReplay(Struct, frozen=True):
 
 
 class TenantReplay(Struct, frozen=True):
-    """What the document would deny of a tenant's checks. `would_deny` counts each check once."""
+    """The checks of a tenant that the document would deny. `would_deny` counts each check once."""
 
     tenant: str | None
     checks: int
@@ -72,7 +72,7 @@ class TenantReplay(Struct, frozen=True):
 
 
 class TrafficReplay(Struct, frozen=True):
-    """What a limits document would deny of recent traffic, by tenant, the most denied first."""
+    """The recent traffic that a limits document would deny, by tenant, the most denied first."""
 
     start: datetime
     end: datetime

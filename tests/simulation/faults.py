@@ -141,11 +141,11 @@ OF_SURROUNDINGS: dict[str, tuple[int, tuple[int, int]]] = {
     "absurd_cost": (2, (0, 1)),  # one adjustment of nearly 2^53 units
 }
 
-# Which modes the allowances have: half of the runs begin with others, and change them now and then. Likewise.
+# Which modes the allowances have: half of the runs begin with others, and change them now and then. As above.
 OF_MODES = {"mode": (0, 5)}
-# What two people correct in the books. Likewise.
+# What two people correct in the books. As above.
 OF_FINANCE = {"credited": (1, 60), "debited": (1, 60), "written_off": (1, 30)}
-# What happens to the replicas of stores that have one, in every third run. Likewise.
+# What happens to the replicas of stores that have one, in every third run. As above.
 OF_REPLICAS = {
     "store_fails_over": (1, 10),
     "store_fails_back": (0, 0),

@@ -47,7 +47,7 @@ for command in json.load(sys.stdin):
 
 
 class Done(NamedTuple):
-    """What a command printed, and its exit status."""
+    """The output of a command, and its exit status."""
 
     exit_code: int
     stdout: str

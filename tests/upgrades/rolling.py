@@ -29,7 +29,7 @@ REVISION = "SELECT version_num FROM alembic_version"
 
 @dataclass
 class Answers:
-    """What services were answered, apart from what they were to be answered."""
+    """The answers that services got and that were not expected."""
 
     failed: Counter[tuple[int, str]] = field(default_factory=Counter)  # by status and reason
     as_expected: int = 0
@@ -44,7 +44,7 @@ class Answers:
 
 @dataclass
 class Rolled:
-    """What was done to a stack, what its services were answered, and what the ledger has."""
+    """The steps of an upgrade, the answers to services meanwhile, and the units in the ledger."""
 
     answers: Answers = field(default_factory=Answers)
     done: list[str] = field(default_factory=list)

@@ -13,7 +13,7 @@ MAX_NAMES = 64  # a certificate with more of them names nothing
 
 
 class PeerCertificate(NamedTuple):
-    """What a server uses of a client's certificate."""
+    """The parts of a client's certificate that a server uses."""
 
     names: tuple[str, ...]  # the URIs and host names among its subject's alternative names; no text is both
     ends_at_s: float  # Unix time

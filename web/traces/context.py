@@ -12,7 +12,7 @@ _current: ContextVar[TraceContext | None] = ContextVar("trace_context", default=
 
 
 class Kind(StrEnum):
-    """What a span is of."""
+    """The kind of a span, as OpenTelemetry has it."""
 
     SERVER = "server"  # a request that arrived
     CLIENT = "client"  # a call of another process

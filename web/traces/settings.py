@@ -8,7 +8,7 @@ from web.settings import READ_AT_START, Settings
 
 
 class TraceSettings(Settings):
-    """What both services say of traces."""
+    """The settings of traces that both services have."""
 
     traces_url: str | None = Field(
         default=None,

@@ -252,7 +252,7 @@ export interface components {
     schemas: {
         /**
          * AssignmentStatus
-         * @description What one proxy may admit of one bucket.
+         * @description The part of one bucket that one proxy may admit.
          */
         AssignmentStatus: {
             /**
@@ -807,7 +807,7 @@ export interface components {
         };
         /**
          * QuotaStatus
-         * @description What the quota protocol does at this agent.
+         * @description The state of the quota protocol at this agent.
          */
         QuotaStatus: {
             assignments: components["schemas"]["AssignmentStatus"][];

@@ -14,7 +14,7 @@ from protocol.messages import OpenEpoch
 
 
 class PreviousEpoch(NamedTuple):
-    """What the ledger knows of the epoch that a store is said to have kept."""
+    """The epoch that a store is said to have kept, as the ledger knows it."""
 
     nonce: str
     fingerprint: str

@@ -66,7 +66,7 @@ class ExchangeCall(NamedTuple):
 
 
 class ValidCredentials(NamedTuple):
-    """What the database has of the credentials of some calls."""
+    """The credentials of some calls that the database knows as valid."""
 
     tokens: Collection[bytes]
     regions: Mapping[str, str]  # by their identities

@@ -22,7 +22,7 @@ _CERTAIN_Z, _UNSEEN = 3.0, 4.0  # what a few samples make unlikely by far
 
 
 class Capacity(NamedTuple):
-    """What a limit admits: `burst` units at once, and so many more each second."""
+    """The units that a limit admits: `burst` at once, and so many more each second."""
 
     per_second: float
     burst: float

@@ -34,7 +34,7 @@ class Limited(NamedTuple):
 
 
 class Circumstances(NamedTuple):
-    """What is in force beside the document."""
+    """The plans, overrides and weights that are in force beside the document."""
 
     plans: Mapping[str, str]
     began_at: Mapping[str, datetime]  # of subscriptions

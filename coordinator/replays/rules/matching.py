@@ -33,7 +33,7 @@ Hash = Callable[[str, str], str]  # field and value → the value as the log has
 
 
 class UnknownReason(StrEnum):
-    """Why nothing is said about some checks of a policy."""
+    """The reasons why nothing is said about some checks of a policy."""
 
     CONCURRENCY = "concurrency"
     HASHED_ADDRESSES = "hashed_addresses"
@@ -164,7 +164,7 @@ def _replayed(place: int, policy: PolicySpec, quota: Quota, costs: Costs, hashed
 
 
 class StatedCost(NamedTuple):
-    """What a check itself said that it costs: of the quotas that it named, and of all others."""
+    """The costs that a check stated: of the quotas that it named, and of all others."""
 
     by_quota: Mapping[str, int]
     of_others: int | None = None

@@ -73,7 +73,7 @@ class TenantCount:
 
 
 class PolicyResult(NamedTuple):
-    """What one policy, counted alone, would deny of a tenant's checks."""
+    """The checks of a tenant that one policy, counted alone, would deny."""
 
     place: int
     checks: float

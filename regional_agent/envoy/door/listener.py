@@ -30,7 +30,7 @@ class DoorLimits(NamedTuple):
 
 
 class GrpcDoor:
-    """What all connections share."""
+    """The parts that all connections share."""
 
     def __init__(
         self,

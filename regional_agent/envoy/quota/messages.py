@@ -21,7 +21,7 @@ BucketId = tuple[tuple[str, str], ...]  # sorted: maps have no order
 
 
 class Blanket(IntEnum):
-    """What a proxy does with all requests of a bucket."""
+    """The decision that a proxy makes for all requests of a bucket."""
 
     ALLOW_ALL = 0
     DENY_ALL = 1

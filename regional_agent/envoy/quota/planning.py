@@ -28,7 +28,7 @@ class RateOfBucket(NamedTuple):
 
 
 class BucketPlan(NamedTuple):
-    """What limits a bucket. Without rates, all of its requests are admitted or denied, for the reason."""
+    """The limits of a bucket. Without rates, all of its requests are admitted or denied, for the reason."""
 
     rates: tuple[RateOfBucket, ...] = ()
     blanket: Blanket = Blanket.ALLOW_ALL

@@ -58,7 +58,7 @@ NOTHING = Assignment(0, 0)
 
 
 class Part(Struct, eq=False):
-    """What one proxy has of a rate, as far as it can be known here."""
+    """The part of a rate that one proxy has, as far as it can be known here."""
 
     demand: RateDemand
     reported_ms: int

@@ -25,7 +25,7 @@ class ProxyStatus(Struct, frozen=True, kw_only=True):
 
 
 class AssignmentStatus(Struct, frozen=True, kw_only=True):
-    """What one proxy may admit of one bucket."""
+    """The part of one bucket that one proxy may admit."""
 
     proxy: str
     bucket: dict[str, str]
@@ -52,7 +52,7 @@ class DividedRateStatus(Struct, frozen=True, kw_only=True):
 
 
 class QuotaStatus(Struct, frozen=True, kw_only=True):
-    """What the quota protocol does at this agent."""
+    """The state of the quota protocol at this agent."""
 
     proxies: list[ProxyStatus]
     assignments: list[AssignmentStatus]

@@ -50,8 +50,8 @@ def test_negative_hits_are_read() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_bytes_that_are_no_message_are_refused(raw: bytes) -> None:
-    """Nothing else is raised, and what the generated class refuses is refused here, but for texts that are no UTF-8."""
+def test_bytes_that_are_no_message_raise_no_other_error(raw: bytes) -> None:
+    """An error of another kind would end the connection, or be answered as a fault of the agent."""
     with suppress(MalformedMessage):
         messages.decode_request(raw)
 
