@@ -2,7 +2,8 @@
 
 The rate limit server and its store have the first core; Envoy, its upstream and the load have the second. So the first
 tables show what a request through Envoy gains or loses by the server behind it, and the last two what a server can do
-at most. No limit is ever reached. Envoy is configured as examples/envoy/envoy.yaml, but for the ports.
+at most. No limit is ever reached. Envoy is configured as examples/envoy/envoy.yaml and quota.yaml, but for the ports, and
+for RLQS admits what has no assignment yet: a turn begins with a new key.
 """
 
 import asyncio
@@ -27,12 +28,14 @@ from benchmarks.peers.servers import PER_MINUTE, Target, envoyproxy_ratelimit, r
 from benchmarks.stack import PLANS, REGION, Stack, local_stack, pinned, put_limits
 
 EXAMPLE = ROOT / "examples" / "envoy" / "envoy.yaml"
+QUOTA_EXAMPLE = ROOT / "examples" / "envoy" / "quota.yaml"
 WARM_UP_S, PATIENCE_S = 0.2, 30.0
-DOMAIN, WITH_HEADERS = "peers", "headers"
+DOMAIN, WITH_HEADERS, BY_PROXY = "peers", "headers", "by-proxy"
 METHOD = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
-UPSTREAM, NO_LIMIT, OURS, OURS_WITH_HEADERS, THEIRS = (
+UPSTREAM, NO_LIMIT, OURS_BY_RLQS, OURS, OURS_WITH_HEADERS, THEIRS = (
     "upstream",
     "no limit",
+    "Leasehold, RLQS",
     "Leasehold",
     "Leasehold, with RateLimit headers",
     "envoyproxy/ratelimit",
@@ -48,11 +51,15 @@ class Filter(NamedTuple):
 
 def limits() -> dict[str, object]:
     match = {"labels": {"descriptor": "tenant"}}
-    rate = {"kind": "rate", "limit": f"{PER_MINUTE}/minute", "algorithm": "fixed_window"}
+    rate = {"kind": "rate", "limit": f"{PER_MINUTE}/minute"}
+    by_proxy = {"match": {"labels": {"domain": BY_PROXY}}, "by": ["tenant"], "quota": "divided"}
     return {
         "plans": PLANS,
-        "quotas": [{"name": "tenants", **rate}],
-        "policies": [{"name": "tenant", "match": match, "by": ["tenant"], "quota": "tenants"}],
+        "quotas": [{"name": "tenants", **rate, "algorithm": "fixed_window"}, {"name": "divided", **rate}],
+        "policies": [
+            {"name": "tenant", "match": match, "by": ["tenant"], "quota": "tenants"},
+            {"name": "by-proxy", **by_proxy},
+        ],
         "envoy": {"domains": {DOMAIN: {"response_headers": False}}},
     }
 
@@ -73,7 +80,7 @@ async def run(repeats: int, seconds: float, port: int) -> dict[str, Lines]:
                 async with bench.envoy(Path(scratch), port + 220) as ports:
                     return {
                         "requests a second through Envoy, one hot key": await bench.through(
-                            ports, map(hot_key, count())
+                            ports, map(hot_key, count()), by_rlqs=True
                         ),
                         "requests a second through Envoy, random keys": await bench.through(ports, _random_keys()),
                         "decisions a second of one core, one hot key": await bench.directly(map(hot_key, count())),
@@ -109,6 +116,7 @@ class _Bench(NamedTuple):
         """Run an Envoy with a listener for each row; yield their ports."""
         filters = {
             NO_LIMIT: None,
+            OURS_BY_RLQS: Filter(BY_PROXY, self.ours.address),
             OURS: Filter(DOMAIN, self.ours.address),
             OURS_WITH_HEADERS: Filter(WITH_HEADERS, self.ours.address),
             THEIRS: Filter(DOMAIN, self.theirs.address),
@@ -126,7 +134,7 @@ class _Bench(NamedTuple):
             await process.wait()
 
     async def _until_it_serves(self, ports: Mapping[str, int]) -> None:
-        for name in (NO_LIMIT, OURS, OURS_WITH_HEADERS, THEIRS):
+        for name in (NO_LIMIT, OURS_BY_RLQS, OURS, OURS_WITH_HEADERS, THEIRS):
             async with asyncio.timeout(PATIENCE_S):
                 while True:
                     try:
@@ -139,11 +147,13 @@ class _Bench(NamedTuple):
         request = f"GET /benchmark HTTP/1.1\r\nHost: localhost\r\nx-tenant: {KEY}\r\n\r\n".encode()
         return await self.generator.run(f"127.0.0.1:{port}", Request(request, "^HTTP/1.1 200"), keys, seconds)
 
-    async def through(self, ports: Mapping[str, int], keys: Iterator[Keys]) -> Lines:
+    async def through(self, ports: Mapping[str, int], keys: Iterator[Keys], *, by_rlqs: bool = False) -> Lines:
         def turn(name: str, server: Target | None) -> Turn:
             return partial(_turn, lambda: self._generate(ports[name], next(keys), self.seconds), server)
 
         rows = {NO_LIMIT: None, OURS: self.ours, OURS_WITH_HEADERS: self.ours, THEIRS: self.theirs}
+        if by_rlqs:  # of few keys only: a proxy holds an assignment for each
+            rows[OURS_BY_RLQS] = self.ours
         return await compare({name: turn(name, server) for name, server in rows.items()}, self.repeats)
 
     async def directly(self, keys: Iterator[Keys]) -> Lines:
@@ -196,11 +206,26 @@ def _listener(example: dict[str, Any], name: str, own: Filter | None, port: int)
     manager["route_config"]["virtual_hosts"][0]["routes"][0]["route"]["rate_limits"] = [{"actions": actions}]
     if own is None:
         del manager["http_filters"][0]
+    elif own.domain == BY_PROXY:
+        manager["http_filters"][0] = _quota_filter(name)
     else:
         config = manager["http_filters"][0]["typed_config"]
         config |= {"domain": own.domain, "failure_mode_deny": True, "timeout": "5s"}
         config["rate_limit_service"]["grpc_service"] = {"envoy_grpc": {"cluster_name": name}}
     return listener
+
+
+def _quota_filter(cluster: str) -> dict[str, Any]:
+    """Return the quota filter of the example, whose buckets have an entry that tells them from RLS's descriptors."""
+    [listener] = yaml.safe_load(QUOTA_EXAMPLE.read_text())["static_resources"]["listeners"]
+    filter_: dict[str, Any] = _manager_of(listener)["http_filters"][0]
+    config = filter_["typed_config"]
+    config["domain"] = BY_PROXY
+    config["rlqs_server"]["envoy_grpc"]["cluster_name"] = cluster
+    settings = config["bucket_matchers"]["on_no_match"]["action"]["typed_config"]
+    settings["bucket_id_builder"]["bucket_id_builder"]["generic_key"] = {"string_value": BY_PROXY}
+    settings["no_assignment_behavior"]["fallback_rate_limit"]["blanket_rule"] = "ALLOW_ALL"
+    return filter_
 
 
 def _upstream(example: dict[str, Any], port: int) -> dict[str, Any]:
