@@ -1,14 +1,15 @@
 """Fixtures of a ledger to tamper with: a few hundred sealed reports in several lanes, epochs and periods.
 
-They are made once. A forger works in a transaction as the owner of the database, with triggers and foreign keys off,
-and is rolled back.
+They are made once. A forger works in a transaction as the owner of a copy without constraints, with triggers and
+foreign keys off, and is rolled back.
 """
 
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import httpx
@@ -34,10 +35,10 @@ SEALS = 6
 
 @pytest.fixture(scope="session")
 def books(postgres_server: PostgresServer) -> Iterator[str]:
-    """Yield a copy of the ledger for permanent changes."""
     with copied(postgres_server) as url:
         asyncio.run(write_books(url))
-        yield url
+        with forgeable(postgres_server, url):
+            yield url
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +46,8 @@ def history(postgres_server: PostgresServer) -> Iterator[str]:
     """Yield a database with two months of everything that finance reads, for tests that tamper with it."""
     with copied(postgres_server) as url:
         asyncio.run(_write_history(url))
-        yield url
+        with forgeable(postgres_server, url):
+            yield url
 
 
 async def _write_history(url: str) -> None:
@@ -130,17 +132,39 @@ async def do_something(owner: Connection, number: int, now: datetime) -> None:
     )
 
 
+_forgeable: dict[str, str] = {}  # by the URL of the database of which it is a copy
+
+
+@contextmanager
+def forgeable(server: PostgresServer, url: str) -> Iterator[None]:
+    """Copy a database for its forgers, once: to drop all constraints takes longer than to forge a row and verify it."""
+    with copied(server, urlsplit(url).path.strip("/")) as copy:
+        asyncio.run(_drop_constraints_of(copy))
+        _forgeable[url] = copy
+        yield
+        del _forgeable[url]
+
+
+async def _drop_constraints_of(url: str) -> None:
+    async with connected(url) as owner, owner.transaction():
+        await _drop_constraints(owner)
+
+
+async def _drop_constraints(owner: Connection) -> None:
+    for table, constraint in await owner.fetch(_CONSTRAINTS):
+        await owner.execute(f'ALTER TABLE {table} DROP CONSTRAINT IF EXISTS "{constraint}" CASCADE')
+    for table, column in await owner.fetch(_IDENTITIES):
+        await owner.execute(f"ALTER TABLE {table} ALTER {column} DROP IDENTITY")
+
+
 @asynccontextmanager
 async def forging(url: str) -> AsyncIterator[Connection]:
     """Yield a connection of the owner, with all guards and constraints off, in a transaction that is rolled back."""
-    async with connected(url) as forger:
+    async with connected(_forgeable.get(url, url)) as forger:
         transaction = forger.transaction()
         await transaction.start()
         await forger.execute("SET LOCAL session_replication_role = replica")
-        for table, constraint in await forger.fetch(_CONSTRAINTS):
-            await forger.execute(f'ALTER TABLE {table} DROP CONSTRAINT IF EXISTS "{constraint}" CASCADE')
-        for table, column in await forger.fetch(_IDENTITIES):
-            await forger.execute(f"ALTER TABLE {table} ALTER {column} DROP IDENTITY")
+        await _drop_constraints(forger)  # of a database that has no copy for forgers
         try:
             yield forger
         finally:
