@@ -24,15 +24,11 @@ from typing import Any
 import asyncpg
 import pytest
 from httpx._transports import default as httpx_transports
-from hypothesis import settings
 
 from leasehold.local_stack import embedded
 from leasehold.local_stack.processes import stop, wait_until
 from migrations.run import upgrade
-
-# No test fails for the time that it took, because a busy machine is no fault of the code.
-settings.register_profile("leasehold", deadline=None)
-settings.load_profile("leasehold")
+from tests import budget
 
 TEMPLATE = "template_of_tests"
 START_S = 30
@@ -64,6 +60,10 @@ class PostgresServer(Server):
 
     def execute(self, sql: str) -> None:
         self.runner.run(self.owner.execute(sql))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(budget)
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import budget
 from tools.parts import CannotFetch, LacksHistory, fetch, find_or_fetch_without_root
 
 
@@ -15,6 +16,8 @@ def part(name: str) -> Path:
     Elsewhere a test installs nothing into the machine, and without its part it is skipped with the reason. So it is in
     CI if the repository was copied without its history.
     """
+    if not budget.is_full():
+        pytest.fail(f"a short run fetches nothing, and {name} would be: mark the test `extended`")
     if os.environ.get("CI") == "true":
         try:
             return fetch(name)

@@ -24,6 +24,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
         stack.end()
 
 
+@pytest.mark.extended
 async def test_after_every_kind_of_kill_the_books_agree_with_the_journal(stack: Stack) -> None:
     load = Load(stack.agents_of, seed=1, pause_s=0.02)
     running = asyncio.create_task(load.run())

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from leasehold.local_stack.calls import call
 from leasehold.local_stack.processes import wait_until
 from tests.chaos.pieces import AGENTS, PATIENCE_S, Stack
@@ -57,6 +59,7 @@ def move(units: int) -> dict[str, Any]:
     return {"mode": "move", "quota": EXPORTS, "from": "us-east", "to": "eu-west", "units": units}
 
 
+@pytest.mark.extended
 def test_another_coordinator_goes_on_with_a_rebalance_whose_own_was_killed(tmp_path: Path) -> None:
     """Kill it once before the source returned units, and once while the returned units are in transit."""
     stack = Stack(tmp_path)

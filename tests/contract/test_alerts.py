@@ -63,6 +63,7 @@ def test_queries_name_metrics_and_labels_that_exist(metrics: Mapping[str, set[st
             assert not labels - own - OF_TARGETS, f"{where}: {name}{{{matchers}}}"
 
 
+@pytest.mark.extended
 def test_promtool_parses_every_query(tmp_path: Path) -> None:
     rules = [
         {"record": "a:query", "labels": {"of": where}, "expr": re.sub(r"\$__rate_interval", "5m", query)}
@@ -75,6 +76,7 @@ def test_promtool_parses_every_query(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.extended
 def test_alerts_fire_when_they_should() -> None:
     command = [str(promtool()), "test", "rules", str(PROMETHEUS / "alerts_test.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -28,6 +28,7 @@ def project(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.extended
 def test_a_program_passes_mypy_strict(project: Path) -> None:
     python = str(project / "venv/bin/python")
     command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "right.py", "wrong.py"]
@@ -36,6 +37,7 @@ def test_a_program_passes_mypy_strict(project: Path) -> None:
     assert [line.partition(":")[0] for line in found] == ["wrong.py"], done.stdout
 
 
+@pytest.mark.extended
 def test_a_program_passes_pyright_strict(project: Path) -> None:
     pyright = part("pyright") / "node_modules" / "pyright" / "index.js"
     settings = {"include": ["right.py", "wrong.py"], "typeCheckingMode": "strict", "venvPath": ".", "venv": "venv"}

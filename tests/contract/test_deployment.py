@@ -155,6 +155,7 @@ def require_ports_and_probes(component: str, container: Manifest, environ: Mappi
     assert paths == {"startup": "/healthz", "liveness": "/healthz", "readiness": "/readyz"}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("values", CASES, indirect=True)
 def test_the_chart_is_valid_with_these_values(helm: Path, values: Path, tmp_path: Path) -> None:
     linted = [helm / "bin" / "helm", "lint", "--strict", CHART, *with_rules(values)]
@@ -163,6 +164,7 @@ def test_the_chart_is_valid_with_these_values(helm: Path, values: Path, tmp_path
     require_sound(manifests_in(rendered(helm, *with_rules(values))), tmp_path)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("values", ["one region", "everything"], indirect=True)
 def test_pods_have_the_time_to_leave(helm: Path, values: Path) -> None:
     for component, pod in pods_in(manifests_in(rendered(helm, "--values", values))):
@@ -171,6 +173,7 @@ def test_pods_have_the_time_to_leave(helm: Path, values: Path) -> None:
             assert pod["terminationGracePeriodSeconds"] >= lame_duck_s + 10
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("values", "ports"), [("one region", ["http"]), ("everything", ["http", "grpc"])], indirect=["values"]
 )
@@ -184,6 +187,7 @@ def test_envoy_reaches_agents_where_the_chart_opens_the_port(helm: Path, values:
     assert [each["port"] for each in kinds["NetworkPolicy"]["ingress"][0]["ports"]] == ports
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("values", ["everything"], indirect=True)
 def test_monitors_find_the_services_and_rules_are_passed_on(helm: Path, values: Path) -> None:
     found = manifests_in(rendered(helm, *with_rules(values)))
@@ -198,6 +202,7 @@ def test_monitors_find_the_services_and_rules_are_passed_on(helm: Path, values: 
     assert rules["spec"] == yaml.safe_load(RULES.read_text())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("values", ["everything"], indirect=True)
 def test_services_and_policies_select_the_pods_of_their_component(helm: Path, values: Path) -> None:
     found = manifests_in(rendered(helm, "--values", values))
@@ -215,6 +220,7 @@ def test_services_and_policies_select_the_pods_of_their_component(helm: Path, va
     assert allowed.items() <= agents["spec"]["template"]["metadata"]["labels"].items()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
@@ -232,6 +238,7 @@ def test_values_that_cannot_be_meant_are_refused_by_name(helm: Path, tmp_path: P
     assert reason in raised.value.stderr
 
 
+@pytest.mark.extended
 def test_the_plain_manifests_are_those_of_the_chart(helm: Path) -> None:
     assert MANIFESTS.read_text() == plain_manifests(helm), "run ./dev manifests"
 

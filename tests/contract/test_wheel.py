@@ -76,11 +76,13 @@ def everything(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return runner(directory)
 
 
+@pytest.mark.extended
 def test_one_name_is_put_into_site_packages(wheel: Path) -> None:
     names = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {name for name in names if not name.endswith(".dist-info")} == {"leasehold"}
 
 
+@pytest.mark.extended
 def test_the_client_needs_few_modules_and_none_of_the_applications(client_only: Run) -> None:
     ran = client_only(
         "python",
@@ -95,11 +97,13 @@ def test_the_client_needs_few_modules_and_none_of_the_applications(client_only: 
     assert len(ran.stdout.split()) <= MOST_MODULES, ran.stdout
 
 
+@pytest.mark.extended
 def test_the_client_and_the_middleware_need_two_packages(client_only: Run) -> None:
     ran = client_only("python", "-c", "import leasehold.middleware; from leasehold import AsyncClient")
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.extended
 def test_commands_that_need_the_server_extra_say_so(client_only: Run) -> None:
     command = client_only("leasehold", "--help")
     assert (command.returncode, command.stdout) == (1, "")
@@ -108,6 +112,7 @@ def test_commands_that_need_the_server_extra_say_so(client_only: Run) -> None:
     assert engine.stderr.endswith("pip install 'leasehold[server]'\n")
 
 
+@pytest.mark.extended
 def test_the_wheel_migrates_a_database_and_reads_its_own_scripts(everything: Run, empty_database: str) -> None:
     migrated = everything("leasehold", "migrate", LEASEHOLD_MIGRATE_DATABASE_URL=empty_database)
     assert migrated.returncode == 0, migrated.stderr

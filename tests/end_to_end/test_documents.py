@@ -39,6 +39,7 @@ def exported(stack: Launcher) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("page", [page for page in PAGES if examples(page) and page != TLS])
 def test_every_example_of_a_page_works(page: str, stack: Launcher, exported: str) -> None:
     for example in examples(page):

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from leasehold.local_stack.calls import call
 from leasehold.local_stack.processes import wait_until
 from tests.end_to_end.launching import AN_EXPORT, PATIENCE_S, Launcher, running
@@ -72,6 +74,7 @@ def lease(launcher: Launcher, region: str, units: int) -> None:
     assert peek.status == 200, peek
 
 
+@pytest.mark.extended
 def test_300_units_are_moved_and_a_region_is_drained_under_load(tmp_path: Path) -> None:
     with running(tmp_path / "data", "--json") as launcher:
         lease(launcher, "us-east", 500)

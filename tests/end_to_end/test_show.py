@@ -21,6 +21,7 @@ EACH = 500
 AT_ONCE = 32
 
 
+@pytest.mark.extended
 async def test_1500_checks_in_three_regions_admit_1000(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with running(data, "--json") as first:

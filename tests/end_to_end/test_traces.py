@@ -16,6 +16,7 @@ LOST = wan.Slow(zipf, limit=900, length_s=5, cut_s=(1, 4), is_lost=True)
 RATE = wan.Slow(zipf, limit=100, length_s=2)
 
 
+@pytest.mark.extended
 async def test_no_unit_is_sold_twice_or_lost_between_far_and_cut_off_regions() -> None:
     shapes: dict[str, Shape] = {"cut-off": CUT_OFF, "lost": LOST}
     quotas = [*(wan.allowance(name, shape.limit) for name, shape in shapes.items()), wan.rate("rate", RATE.limit)]

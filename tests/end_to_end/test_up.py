@@ -36,6 +36,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+@pytest.mark.extended
 def test_a_second_run_keeps_the_data_of_the_first(tmp_path: Path) -> None:
     data = tmp_path / "données, 1 of 2"
     with running(data, "--json") as first:
@@ -112,6 +113,7 @@ def _commands_do_what_they_say(screen: str) -> None:
     assert all(any(line.startswith(scope) for line in lines) for scope in SCOPES)
 
 
+@pytest.mark.extended
 def test_the_next_launcher_cleans_up_after_a_killed_one(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with running(data, "--json", "--wan") as first:
@@ -128,6 +130,7 @@ def test_the_next_launcher_cleans_up_after_a_killed_one(tmp_path: Path) -> None:
         assert "agent-eu-west was killed by SIGKILL" in second.said()
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not Path("/usr/bin/curl").exists(), reason="there is no curl")
 def test_the_commands_on_the_screen_work_with_existing_servers(
     tmp_path: Path, postgres_server: Server, store: str
@@ -156,6 +159,7 @@ def _shell(command: str) -> str:
     return subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("newest", ["store-us-east", "agent-ap-south", "postgres"])
 def test_an_interrupt_before_it_is_ready_leaves_no_process(newest: str, tmp_path: Path) -> None:
     """Interrupt it at any moment: no process is left."""
@@ -203,6 +207,7 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     assert f"cannot use {data} (" in fails("--data", str(data))
 
 
+@pytest.mark.extended
 def test_an_existing_postgres_that_does_not_answer_is_reported(tmp_path: Path) -> None:
     nobody = postgres_url(free_port(), "pa55word")
     said = fails("--data", str(tmp_path / "data"), "--port", str(free_base_port()), "--postgres", nobody)

@@ -65,6 +65,7 @@ async def happened(owner: Connection, number: int) -> None:
         await enqueue(owner, [event(EventKind.DRIFT_FOUND, {"epoch": number}, number)], datetime.now(UTC))
 
 
+@pytest.mark.extended
 async def test_an_event_of_a_killed_coordinator_is_delivered_again_and_a_dead_one_replayed(
     database: str, owner: Connection, receiver: Receiver
 ) -> None:

@@ -3,17 +3,17 @@
 With LEASEHOLD_FAULTS=all those that take longer are made as well.
 """
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
+from tests.budget import size
 from tests.faults.scene import Scene
 from tests.faults.table import FAULTS, Fault
 from tests.faults.trial import run
 
 pytestmark = pytest.mark.xdist_group("faults")  # they share a stack
-IS_WHOLE = os.environ.get("LEASEHOLD_FAULTS") == "all"
+IS_WHOLE = size("LEASEHOLD_FAULTS", "quick") == "all"
 
 
 @pytest.fixture(scope="module")

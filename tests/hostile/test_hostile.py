@@ -2,17 +2,17 @@
 longer.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.budget import size
 from tests.chaos.pieces import Stack
 from tests.hostile.trial import report, trial
 
 pytestmark = pytest.mark.anyio
-SECONDS = float(os.environ.get("LEASEHOLD_HOSTILE_SECONDS", "8"))
+SECONDS = size("LEASEHOLD_HOSTILE_SECONDS", 8.0)
 
 
 @pytest.fixture
@@ -25,6 +25,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
         stack.end()
 
 
+@pytest.mark.extended
 async def test_honest_regions_do_not_notice_a_hostile_one(stack: Stack) -> None:
     verdict = await trial(stack, ["region"], SECONDS, seed=1)
     print(report(verdict))
@@ -33,6 +34,7 @@ async def test_honest_regions_do_not_notice_a_hostile_one(stack: Stack) -> None:
     assert verdict.quarantined
 
 
+@pytest.mark.extended
 async def test_honest_services_do_not_notice_a_hostile_caller(stack: Stack) -> None:
     verdict = await trial(stack, ["caller"], SECONDS, seed=1)
     print(report(verdict))

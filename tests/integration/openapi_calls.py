@@ -1,6 +1,5 @@
 """Calls of any shape that an OpenAPI document allows, and some that it does not, made by schemathesis."""
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +17,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-EXAMPLES = int(os.environ.get("LEASEHOLD_FUZZ_EXAMPLES", "4"))
+from tests.budget import size
+
+EXAMPLES = size("LEASEHOLD_FUZZ_EXAMPLES", 4, short=1)
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 

@@ -21,6 +21,7 @@ from regional_agent.store.batcher import CheckBatcher
 from regional_agent.store.connection import Argument, Reply, StoreConnection
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import AgentRateDemand, PolicyDecision, RateCharge, StoreIncarnation, StoreRequest
+from tests.budget import examples
 from tests.conftest import Server
 from tests.lua.script_helpers import RATE, breaker, give_share
 from tests.lua.wire import Wire, at_once
@@ -137,7 +138,7 @@ arrivals = st.lists(
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@settings(max_examples=25, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@settings(max_examples=examples(25), suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 @given(steps=arrivals, units=st.integers(1, 12))
 def test_an_algorithm_admits_exactly_what_it_promises(
     store_server: Server, name: str, steps: list[tuple[int, int]], units: int

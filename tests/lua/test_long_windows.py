@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from protocol.limits.rates import MAX_BURST, MAX_LOG, WINDOWS, Rate, RateAlgorithm, base_rate, parse_rate
 from protocol.limits.windows import DAY_MS, CalendarWindow, calendar_window
 from regional_agent.store.types import PolicyDecision, RateCharge
+from tests.budget import examples
 from tests.conftest import Server
 from tests.lua.script_helpers import RATE
 from tests.lua.test_algorithms import ALGORITHMS, LIFE, STEADY, Admitted, Clocked, _asks_again_in_time, fits
@@ -32,7 +33,7 @@ def limit_of(name: str, units: int, time: str, burst: int) -> Rate:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@settings(max_examples=40, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@settings(max_examples=examples(40), suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 @given(
     data=st.data(), units=st.sampled_from(UNITS), time=st.sampled_from(TIMES), part=st.sampled_from([(1, 1), (1, 3)])
 )

@@ -27,6 +27,7 @@ from regional_agent.store.types import (
     StoreRequest,
     hold_part,
 )
+from tests.budget import cases, examples
 from tests.conftest import Server
 from tests.lua.wire import FAR_MS, NOW, Wire, as_pairs, at_once
 from tests.simulation.faults import REGIONS, draw
@@ -42,7 +43,11 @@ if fault then return {'fault', string.match(fault, 'WRONGTYPE') or 'other'} end
 return {type(reply), reply}
 """
 QUICK = settings(
-    max_examples=150, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck), database=None
+    max_examples=examples(150),
+    phases=[Phase.generate],
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    database=None,
 )
 
 
@@ -214,7 +219,7 @@ def _comparable(command: Argument, reply: Any) -> Any:
     return sorted(reply) if command == "SRANDMEMBER" else reply
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3])
+@pytest.mark.parametrize("seed", cases([0, 1, 3], short=1))
 def test_a_store_of_the_simulation_replies_as_a_real_one_does(wire: Wire, seed: int) -> None:
     """Replay all calls of one region's agents in a run on a real store, at the same times, until it loses data."""
     region, asked, is_whole = REGIONS[0], list[tuple[int, tuple[Argument, ...]]](), True

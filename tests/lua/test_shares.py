@@ -15,6 +15,7 @@ from benchmarks.allocation.shares import KEPT_MS, LATEST_REPLY_MS, StoredShare, 
 from protocol.messages import RateShare
 from regional_agent.shared_limits.rules import requested_micro
 from regional_agent.store.types import AgentRateDemand
+from tests.budget import examples
 from tests.conftest import Server
 from tests.lua.script_helpers import RATE
 from tests.lua.test_algorithms import LIFE, STEADY, Clocked, limit_of
@@ -119,7 +120,7 @@ SHARE = Give(number=3, rate_micro=40_000_000, after_micro=833, expires_in_ms=EXP
 
 
 @pytest.mark.parametrize("algorithm", STEADY)
-@settings(max_examples=50, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=examples(50), suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate])
 @given(drawn=st.lists(steps, min_size=5, max_size=30))
 @example(drawn=[SHARE, *(Wait(us) for us in (1, 7_999_998, 1, 1, 31_999_998, 1))])  # each end, and just before
 @example(drawn=[SHARE, Report(32_000_000, True), Report(31_999_999, True), SHARE._replace(number=4, late_us=5_000_001)])

@@ -34,6 +34,7 @@ from regional_agent.store.types import (
     StoreRequest,
     hold_part,
 )
+from tests.budget import examples
 from tests.conftest import Server
 from tests.lua.script_helpers import QUOTA, RATE, ask_for_hold, available, charge_of, install, lease_reply
 from tests.lua.test_algorithms import LIFE, Clocked, Straight
@@ -141,7 +142,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@settings(max_examples=examples(60), suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 @given(steps=steps)
 def test_slots_are_taken_exactly_as_promised(store_server: Server, steps: list[tuple[str, int, int]]) -> None:
     with closing(Slots(store_server)) as store:

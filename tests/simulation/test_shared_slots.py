@@ -34,6 +34,7 @@ from regional_agent.store.types import (
     StoreRequest,
     hold_part,
 )
+from tests.budget import examples
 from tests.lua.wire import at_once
 from tests.simulation.simulated.scripted_store import LocalConnection, ScriptedStore
 
@@ -461,5 +462,8 @@ class SharedSlots(RuleBasedStateMachine):
 
 TestSharedSlots = SharedSlots.TestCase
 TestSharedSlots.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate]
+    max_examples=examples(100),
+    stateful_step_count=40,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )

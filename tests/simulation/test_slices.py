@@ -35,6 +35,7 @@ from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import StoreIncarnation
 from regional_agent.store_outage.fallback import OutageFallback
 from regional_agent.store_outage.journal import Journal
+from tests.budget import examples
 from tests.simulation.simulated.stores import Machine, VirtualConnection
 from tests.simulation.simulated.virtual_time import VirtualClock, VirtualLoop
 
@@ -198,7 +199,7 @@ def asked_by(crowd: Sequence[tuple[int, int, int, Mode]]) -> list[Asked]:
 
 
 @pytest.mark.parametrize("algorithm", SLICED)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(crowd=crowds, limit=st.sampled_from(["3/hour, burst 300", "1/second, burst 900", "1/second, burst 100"]))
 def test_an_agent_alone_answers_as_if_it_had_no_slices(algorithm: str, crowd: Any, limit: str) -> None:
     # Each is answered before the next, also one that the store decides twice, with a slice returned in between.
@@ -211,7 +212,7 @@ def test_an_agent_alone_answers_as_if_it_had_no_slices(algorithm: str, crowd: An
 
 
 @pytest.mark.parametrize("algorithm", SLICED)
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(crowd=crowds, limit=st.sampled_from(["3/hour, burst 300", "1/hour, burst 900"]))
 def test_of_many_at_once_as_many_pass(algorithm: str, crowd: Any, limit: str) -> None:
     asked = [each._replace(cost=1, mode="enforce") for each in asked_by(crowd)]
@@ -220,7 +221,7 @@ def test_of_many_at_once_as_many_pass(algorithm: str, crowd: Any, limit: str) ->
 
 
 @pytest.mark.parametrize("algorithm", SLICED)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(crowd=crowds, limit=st.sampled_from(["100/second, burst 200", "5000/second, burst 1000", "1000/second"]))
 def test_in_no_time_is_more_admitted_than_the_rate_allows(algorithm: str, crowd: Any, limit: str) -> None:
     asked = [each._replace(mode="enforce") for each in asked_by(crowd)]

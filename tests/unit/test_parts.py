@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests import parts
+from tests import budget, parts
 from tools.parts import CannotFetch, find_or_fetch_without_root, main
 from tools.parts import fetch as fetch_part
+
+
+@pytest.fixture(autouse=True)
+def full_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give these tests a full run, in which parts may be had."""
+    monkeypatch.setenv(budget.VARIABLE, budget.FULL)
 
 
 def cannot_fetch(name: str) -> Path:

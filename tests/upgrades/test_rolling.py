@@ -3,7 +3,6 @@
 `./dev upgrades --rounds 10` rolls it again and again, and so does LEASEHOLD_UPGRADE_ROUNDS=10 here.
 """
 
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from protocol.compatibility.releases import GUIDE, OLDEST_PEER, minor_of
+from tests.budget import size
 from tests.chaos.balance import sheet
 from tests.parts import part
 from tests.upgrades.mixed_stack import MixedStack
@@ -19,7 +19,7 @@ from tests.upgrades.rolling import Rolled, roll
 from tools.parts import TABLE, EarlierRelease
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = int(os.environ.get("LEASEHOLD_UPGRADE_ROUNDS", "1"))
+ROUNDS = size("LEASEHOLD_UPGRADE_ROUNDS", 1)
 pytestmark = pytest.mark.xdist_group("upgrades")  # they share what was rolled
 
 
@@ -34,18 +34,21 @@ def rolled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rolled]:
         stack.end()
 
 
+@pytest.mark.extended
 def test_no_request_fails_and_each_unit_is_booked_once(rolled: Rolled) -> None:
     print(sheet(rolled.lines, rolled.journal, rolled.done))
     assert rolled.faults() == []
     assert all(line.admitted for line in rolled.lines)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("pair", [pytest.param(each, id=each.name) for each in PAIRS])
 def test_each_pair_of_releases_works(rolled: Rolled, pair: Pair) -> None:
     assert rolled.tried[pair.name]
     assert set(rolled.tried[pair.name].values()) == {""}, rolled.tried[pair.name]
 
 
+@pytest.mark.extended
 def test_wrong_orders_are_refused_with_a_sentence_that_names_the_guide(rolled: Rolled) -> None:
     expected = {"schema_ahead"} | ({"schema_behind", "migrate"} if rolled.has_new_schema else set())
     assert set(rolled.refused) == expected

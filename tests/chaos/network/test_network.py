@@ -27,6 +27,7 @@ def alerts(stack: DividedStack, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield alerts
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("fault", [pytest.param(each, id=each.name) for each in FAULTS if each.is_quick])
 def test_after_a_fault_of_the_network_the_books_agree(stack: DividedStack, alerts: Alerts, fault: Fault) -> None:
     record = try_out(stack, alerts, fault, LASTS_S, seed=1)

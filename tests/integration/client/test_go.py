@@ -11,12 +11,14 @@ from tools.clients import GO, run
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.extended
 async def test_the_go_client_is_vetted_and_formatted() -> None:
     toolchain("go")
     assert run(["go", "vet", "./..."], GO) == ""
     assert run(["gofmt", "-l", "."], GO) == ""
 
 
+@pytest.mark.extended
 async def test_the_go_client_works_with_an_agent(world: World) -> None:
     toolchain("go")
     async with served_agent(world) as url:

@@ -26,10 +26,12 @@ def project(tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.mark.extended
 async def test_the_typescript_client_passes_its_linter(project: Path) -> None:
     assert run(["node", "node_modules/eslint/bin/eslint.js", "--max-warnings", "0", "src", "test"], project) == ""
 
 
+@pytest.mark.extended
 async def test_the_typescript_client_works_with_an_agent(world: World, project: Path) -> None:
     async with served_agent(world) as url:
         printed = await anyio.to_thread.run_sync(

@@ -27,6 +27,7 @@ async def moment_after_archiving(server: PostgresOnPort) -> datetime:
     raise AssertionError("the log was not archived")
 
 
+@pytest.mark.extended
 async def test_a_restore_to_a_moment_keeps_the_proof_and_books_what_came_after(
     installation: Installation, store: str
 ) -> None:

@@ -15,6 +15,7 @@ async def scrape(agent: Agent) -> str:
     return (await agent.http.get("/metrics")).text
 
 
+@pytest.mark.extended
 async def test_promtool_finds_no_fault(world: World) -> None:
     agent = await world.agent()
     for subject in (EXPORT, SEARCH):
@@ -23,6 +24,7 @@ async def test_promtool_finds_no_fault(world: World) -> None:
     check_metrics(await scrape(agent))
 
 
+@pytest.mark.extended
 async def test_promtool_finds_a_fault() -> None:
     with pytest.raises(AssertionError, match="counter metrics should"):
         check_metrics("# HELP checks Checks.\n# TYPE checks counter\nchecks 1\n")

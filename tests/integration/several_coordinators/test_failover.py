@@ -19,6 +19,7 @@ from regional_agent.leasing.coordinator_client import (
     CoordinatorUnavailable,
     NoReply,
 )
+from tests.budget import cases
 from tests.conftest import free_port, restricted
 from tests.integration.regional_agent.world import Agent, World
 from tests.waiting import BOUND_S, attempts, until
@@ -71,7 +72,7 @@ async def used(agent: Agent) -> list[str]:
     return [each["url"] for each in status["coordinators"] if each["in_use"]]
 
 
-@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("by", cases([signal.SIGKILL, signal.SIGSTOP], short=1))
 async def test_no_check_is_denied_and_no_unit_lost_when_a_coordinator_goes_away(
     world: World, monkeypatch: pytest.MonkeyPatch, by: signal.Signals
 ) -> None:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from tests.budget import examples
 from tests.certificates import Authority
 from tests.conftest import free_port
 from tests.issuer import AUDIENCE, Issuer, public_jwk, rsa_key
@@ -169,7 +170,7 @@ async def test_a_jwt_without_a_kid_needs_a_single_key(issuer: Issuer) -> None:
 ANYTHING = st.none() | st.text() | st.booleans() | st.integers() | st.floats() | st.lists(st.text())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     header=st.dictionaries(st.sampled_from(["alg", "kid", "typ", "b64", "crit", "jwk"]), ANYTHING),
     claims=st.dictionaries(st.sampled_from(["iss", "sub", "aud", "exp", "nbf", "scope"]), ANYTHING),

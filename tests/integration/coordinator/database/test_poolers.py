@@ -71,6 +71,7 @@ async def reason_not_ready(url: str) -> str:
         return str(reason["text"])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("ignored", "fault"),
     [
@@ -88,6 +89,7 @@ async def test_a_coordinator_behind_transaction_pooling_says_so_and_serves_nothi
     assert "PgBouncer" in reason
 
 
+@pytest.mark.extended
 async def test_shared_servers_are_found_where_the_settings_are_those_of_the_role(
     postgres_server: PostgresServer, database: str, of_servers: Path
 ) -> None:
@@ -102,6 +104,7 @@ async def test_shared_servers_are_found_where_the_settings_are_those_of_the_role
             await until(lambda: app.state.coordinator.health.report().status == "ready")
 
 
+@pytest.mark.extended
 async def test_the_doctor_names_the_pooler(postgres_server: PostgresServer, database: str, of_servers: Path) -> None:
     """Its connection has no settings that could be lost."""
     with (

@@ -93,6 +93,7 @@ async def send(admin_harness: AdminHarness, body: bytes) -> None:
     assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.extended
 async def test_decisions_of_agents_are_in_kafka_as_the_schema_says(kafka: Kafka, database: str, tmp_path: Path) -> None:
     topic = kafka.topic()
     decisions = [
@@ -142,6 +143,7 @@ async def the_guides_queries_find_them(messages: list[dict[str, Any]]) -> None:
     assert [each["lost"] for each in lost] == [5]
 
 
+@pytest.mark.extended
 async def test_kafka_alone_has_the_log_where_postgres_keeps_none(kafka: Kafka, database: str) -> None:
     topic = kafka.topic()
     settings: dict[str, Any] = {"kafka_brokers": kafka.brokers, "kafka_topic": topic, "decision_retention_days": 0}
@@ -151,6 +153,7 @@ async def test_kafka_alone_has_the_log_where_postgres_keeps_none(kafka: Kafka, d
     assert len(await asyncio.to_thread(kafka.read, topic, 2)) == 2
 
 
+@pytest.mark.extended
 async def test_an_outage_of_the_broker_delays_nothing_keeps_the_order_and_counts_what_does_not_fit(
     kafka: Kafka, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +203,7 @@ async def health(admin_harness: AdminHarness, is_expected: Callable[[set[str]], 
     raise AssertionError(f"the reasons are {seen}")
 
 
+@pytest.mark.extended
 async def test_what_waits_too_long_and_what_is_left_at_the_end_are_lost_and_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -214,6 +218,7 @@ async def test_what_waits_too_long_and_what_is_left_at_the_end_are_lost_and_coun
     assert (outcome.lost("closing"), outcome.sent) == (4, 0)
 
 
+@pytest.mark.extended
 async def test_a_message_that_is_too_large_is_lost_by_itself(kafka: Kafka) -> None:
     topic = kafka.topic()
     async with publisher(kafka.brokers, topic) as (opened, outcome):
@@ -223,6 +228,7 @@ async def test_a_message_that_is_too_large_is_lost_by_itself(kafka: Kafka) -> No
         assert outcome.lost("refused") == 1
 
 
+@pytest.mark.extended
 async def test_brokers_are_reached_by_tls_and_a_password_that_may_change(kafka: Kafka) -> None:
     topic = kafka.topic()
 

@@ -3,7 +3,6 @@
 `LEASEHOLD_LARGE_LOG=10000000` fills the log with as many rows, and logs how long the answers took.
 """
 
-import os
 import re
 import statistics
 import time
@@ -16,6 +15,7 @@ import structlog
 
 from coordinator.decision_log.read import summing_statement
 from coordinator.decision_log.store import keep_days
+from tests.budget import size
 from tests.integration.coordinator.admin_harness import AdminHarness
 from tests.integration.coordinator.fixtures import NOON
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 log = structlog.get_logger()
 
-ROWS = int(os.environ.get("LEASEHOLD_LARGE_LOG", "20000"))
+ROWS = size("LEASEHOLD_LARGE_LOG", 20_000)
 TURNS = 5
 # Of a day; a tenth are admissions. The first tenants have most of the rows: `tenant-0` has every tenth.
 _FILL = """

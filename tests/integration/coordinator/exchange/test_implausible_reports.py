@@ -180,6 +180,7 @@ async def test_two_epochs_of_a_region_in_one_call_share_the_ceiling(agent_harnes
     assert (await agent_harness.pool())["consumed"] == 800_000
 
 
+@pytest.mark.extended
 async def test_a_thousand_journals_of_absurd_totals_stop_no_region(agent_harness: AgentHarness, agent: Agent) -> None:
     """More than 2^63 units in all overflow nothing, and an honest region's report is booked."""
     for _ in range(40):

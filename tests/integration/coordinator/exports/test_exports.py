@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import json
-import os
 import tracemalloc
 from collections.abc import AsyncIterator
 from datetime import datetime
@@ -20,6 +19,7 @@ from coordinator.exports import requests
 from coordinator.exports.job import CHUNKS_TO_A_MARK, make_exports
 from coordinator.exports.requests import Export, ExportRequest, ask_export, read_from, walk
 from coordinator.exports.rules import ExportFormat
+from tests.budget import size
 from tests.conftest import restricted
 from tests.integration.coordinator.admin_harness import AdminHarness, Region, Used, problem, sealed
 from tests.integration.coordinator.fixtures import NOON, StandingClock, connected, put_off
@@ -30,7 +30,7 @@ __all__ = ["region"]
 pytestmark = pytest.mark.anyio
 MONTH = "2026-11"
 # Lines of the large export; a thousand times as many on request.
-LINES = int(os.environ.get("LEASEHOLD_EXPORT_LINES", "60000"))
+LINES = size("LEASEHOLD_EXPORT_LINES", 60_000, short=30_000)
 PLAIN = {"Accept-Encoding": "identity"}
 
 
@@ -190,6 +190,7 @@ async def large(database: str) -> AsyncIterator[tuple[Database, Export]]:
         yield one, found
 
 
+@pytest.mark.extended
 async def test_memory_does_not_grow_with_the_export(large: tuple[Database, Export]) -> None:
     one, export = large
     assert export.rows == LINES

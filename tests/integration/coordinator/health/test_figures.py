@@ -97,6 +97,7 @@ async def test_failures_of_a_job_in_a_row_are_shown_until_it_works(database: str
         assert value(text, 'leasehold_coordinator_job_failures_in_a_row{job_name="trial"}') == 0
 
 
+@pytest.mark.extended
 async def test_promtool_finds_no_fault_in_the_metrics(agent_harness: AgentHarness) -> None:
     agent = await agent_harness.agent()
     assert (await agent.say(1, demands=[want(waiting=10)])).outcome == "applied"

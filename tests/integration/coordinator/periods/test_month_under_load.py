@@ -124,6 +124,7 @@ async def close(admin_harness: AdminHarness, other: Connection) -> dict[str, Any
     raise AssertionError("it was never closed")
 
 
+@pytest.mark.extended
 async def test_a_closed_month_never_changes_and_each_later_report_is_a_correction(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, writers: list[Writer], journal: Journal, other: Connection
 ) -> None:
@@ -230,6 +231,7 @@ async def answers(finance: httpx.AsyncClient, as_of: int) -> dict[str, tuple[byt
     return {question: (answer.content, answer.headers["ETag"]) for question, answer in found.items()}
 
 
+@pytest.mark.extended
 async def test_an_answer_as_of_a_seal_survives_late_reports_and_adjustments(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, writers: list[Writer], people: People, other: Connection
 ) -> None:

@@ -7,7 +7,6 @@ number of runs.
 """
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -70,6 +69,7 @@ from protocol.messages import (
 )
 from protocol.outcomes import EpochRefusal, ExchangeOutcome, GrantRefusal
 from protocol.periods import Calendar, period_at, period_of
+from tests.budget import size
 from tests.conftest import restricted
 from tests.integration.coordinator.state_machine.ledger_invariants import (
     BOOKED,
@@ -87,7 +87,7 @@ from tests.integration.coordinator.state_machine.ledger_queries import everythin
 from tests.integration.coordinator.state_machine.region import Lie, StoreIncarnation, Truth
 from tests.simulation.world import document
 
-EXAMPLES = int(os.environ.get("LEASEHOLD_EXAMPLES", "15"))
+EXAMPLES = size("LEASEHOLD_EXAMPLES", 15, short=4)
 STEPS = 50
 LANES = 2
 TERMS = LeaseTerms(lease_ms=4_000)

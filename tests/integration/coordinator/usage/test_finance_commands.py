@@ -99,6 +99,7 @@ async def test_a_statement_is_shown_and_followed_to_its_reports(typed: Typed, tm
     await downloaded(typed, tmp_path, asked, {"html": b"<!doctype html>", "xlsx": b"PK", "json": b"{"})
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("pango")
 async def test_a_statement_is_a_pdf_if_the_file_is_one(typed: Typed, tmp_path: Path) -> None:
     await downloaded(typed, tmp_path, ("statement", "show", DAY, "--tenant", "acme"), {"pdf": b"%PDF-"})
@@ -132,6 +133,7 @@ def steps() -> list[list[str]]:
     return [shlex.split(command.removeprefix("$ leasehold ").replace("2026-10", DAY)) for command in commands]
 
 
+@pytest.mark.extended
 async def test_the_guide_closes_a_period(
     admin_harness: AdminHarness, region: Region, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

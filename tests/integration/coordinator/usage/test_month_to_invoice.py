@@ -1,7 +1,6 @@
 """A month of three tenants, from the first request at an agent to an invoice: each unit is invoiced once."""
 
 import json
-import os
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from pydantic import SecretStr
 
 from coordinator.access.issue_token import issue_token
 from regional_agent.settings import AgentSettings
+from tests.budget import size
 from tests.integration.coordinator.admin_harness import DOCUMENT, AdminHarness, sealed
 from tests.integration.coordinator.fixtures import put_off, served
 from tests.integration.coordinator.usage.test_changes import Invoicing, invoicing_system, push_until_done
@@ -27,8 +27,8 @@ NOVEMBER = "2026-11"
 IN_DECEMBER = datetime(2026, 12, 1, 6, tzinfo=UTC)
 REGIONS = ("us-east", "eu-west")
 CUSTOMERS = {"acme": "customer-1", "globex": "customer-2", "initech": "initech"}  # one is not registered
-REQUESTS = int(os.environ.get("LEASEHOLD_TEST_MONTH_REQUESTS", "8"))  # of each tenant, in each region and half
-STRIDE = int(os.environ.get("LEASEHOLD_TEST_WORKER_STRIDE", "7"))  # lines of the worker from one kill to the next
+REQUESTS = size("LEASEHOLD_TEST_MONTH_REQUESTS", 8, short=4)  # of each tenant, in each region and half
+STRIDE = size("LEASEHOLD_TEST_WORKER_STRIDE", 7, short=20)  # lines of the worker from one kill to the next
 
 
 class InvoicesToo(Invoicing):
@@ -106,6 +106,7 @@ async def close_november(admin_harness: AdminHarness) -> None:
     raise AssertionError(answer.text)
 
 
+@pytest.mark.extended
 async def test_each_unit_of_a_month_is_invoiced_once(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient, store: str, tmp_path: Path
 ) -> None:

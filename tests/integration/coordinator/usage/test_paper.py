@@ -90,6 +90,7 @@ BROKEN = """() => [...document.querySelectorAll('.number')].filter(cell => {
     document.documentElement.scrollWidth > document.documentElement.clientWidth ? ['too wide'] : [])"""
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("region")
 async def test_no_number_of_a_page_is_broken_in_a_browser(
     finance: httpx.AsyncClient, browser_page: Page, tmp_path: Path
@@ -116,6 +117,7 @@ async def test_no_number_of_a_page_is_broken_in_a_browser(
         assert len(picture) > 1000
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("region")
 async def test_a_statement_can_be_sent(finance: httpx.AsyncClient, browser_page: Page) -> None:
     page = await finance.get(f"/v1/periods/{BERLIN}/statement?tenant=acme&format=html")
@@ -132,6 +134,7 @@ async def test_a_statement_can_be_sent(finance: httpx.AsyncClient, browser_page:
     assert pdf.count(b"/Type /Page\n") == 1
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("pango", "region")
 async def test_a_statement_is_a_pdf_of_the_same_bytes_each_time(finance: httpx.AsyncClient) -> None:
     path = f"/v1/periods/{BERLIN}/statement?tenant=acme&format=pdf"
@@ -195,6 +198,7 @@ async def in_libreoffice(soffice: Path, file: Path) -> list[list[str]]:
     return csv_rows(b"\xef\xbb\xbf" + (out / f"{file.stem}.csv").read_bytes())
 
 
+@pytest.mark.extended
 async def test_libreoffice_shows_the_cells_as_they_are(
     soffice: Path, admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient, tmp_path: Path
 ) -> None:

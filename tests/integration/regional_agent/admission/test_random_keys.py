@@ -38,6 +38,7 @@ async def forgotten(connection: StoreConnection, agent: Agent, ms: int) -> Surve
     return await survey(connection)
 
 
+@pytest.mark.extended
 async def test_the_store_forgets_callers_that_do_not_return(world: World, agent: Agent) -> None:
     async def post(path: str, body: dict[str, Any]) -> httpx.Response:
         return await agent.http.post(path, json=body)

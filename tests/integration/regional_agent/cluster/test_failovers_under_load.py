@@ -24,6 +24,7 @@ pytestmark = pytest.mark.anyio
 CELL = cell_of("exports:tenant=acme")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("server", SERVERS)
 async def test_a_shard_fails_over_and_back_and_its_slot_moves_under_load(
     world: World, tmp_path: Path, server: str

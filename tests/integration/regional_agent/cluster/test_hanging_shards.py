@@ -105,6 +105,7 @@ async def fails_by_its_modes(agent: Agent, cell: int) -> None:
     assert {answer.json()["degraded"] for answer in local} == {"local"}
 
 
+@pytest.mark.extended
 async def test_while_a_shard_hangs_no_request_waits_and_other_shards_serve(world: World, tmp_path: Path) -> None:
     """Its cells are called until the circuit breaker opens; the results of those calls are found when it continues."""
     with a_cluster(tmp_path) as nodes:
@@ -138,6 +139,7 @@ async def test_while_a_shard_hangs_no_request_waits_and_other_shards_serve(world
         await world.agents.aclose()
 
 
+@pytest.mark.extended
 async def test_a_hanging_shard_with_a_promoted_replica_oversells_nothing(world: World, tmp_path: Path) -> None:
     """The nodes agree on it by themselves.
 

@@ -573,6 +573,7 @@ async def test_metrics_count_each_policy_once(agent: Agent) -> None:
     assert agent.region.metrics.checks.counts["allowed"]["person", ""] == before + 1
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("route", "limit"), [("/wide", 10_000), ("/all", 40)])
 async def test_a_shard_killed_during_requests_neither_loses_nor_oversells_units(
     limited: World, tmp_path: Path, route: str, limit: int

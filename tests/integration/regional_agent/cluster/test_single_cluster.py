@@ -13,6 +13,7 @@ from regional_agent.cluster.cell import Cell
 from regional_agent.cluster.rules.cells import CELLS, cell_of
 from regional_agent.cluster.rules.slot_map import SLOTS, slot_of
 from regional_agent.store.topology import Cluster
+from tests.budget import cases
 from tests.integration.regional_agent.cluster.clusters import PASSWORD, PRIMARIES, Nodes, a_cluster
 from tests.integration.regional_agent.world import EXPORT, Agent, World, running
 from tests.waiting import attempts, until
@@ -131,6 +132,7 @@ async def spends(agent: Agent, tenant: str, units: int) -> None:
     raise AssertionError("it is never admitted")
 
 
+@pytest.mark.extended
 async def test_a_shard_that_fails_over_and_back_loses_its_own_epochs_and_no_others(
     world: World, tmp_path: Path
 ) -> None:
@@ -156,6 +158,7 @@ async def test_a_shard_that_fails_over_and_back_loses_its_own_epochs_and_no_othe
         assert await world.usage() == 3 * CELLS, "a failover that waited for its replica loses nothing"
 
 
+@pytest.mark.extended
 async def test_a_shard_that_fails_over_with_all_data_leaves_nothing_to_people(world: World, tmp_path: Path) -> None:
     with a_cluster(tmp_path, replicas=1) as nodes:
         first, replica = nodes.primaries[0], nodes.replicas[0]
@@ -179,6 +182,7 @@ def is_confirmed(cell: Cell) -> bool:
     return cell.epochs.current is not None and bool(replicas_of(cell.epochs.current.fingerprint))
 
 
+@pytest.mark.extended
 async def test_while_a_shard_is_gone_its_policies_fail_by_their_modes_and_no_others(
     world: World, tmp_path: Path
 ) -> None:
@@ -234,7 +238,7 @@ EVERY: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("algorithm", [*BUCKETS, *WINDOWED, "allowance", "concurrency"])
+@pytest.mark.parametrize("algorithm", cases(["allowance", "concurrency", *BUCKETS, *WINDOWED], short=2))
 async def test_of_200_clients_at_once_exactly_the_limit_passes(
     world: World, agent: Agent, nodes: Nodes, algorithm: str
 ) -> None:
@@ -309,6 +313,7 @@ async def test_a_migrating_slot_fails_by_its_modes_until_it_has_arrived(
         nodes.move(5, target, source)
 
 
+@pytest.mark.extended
 async def test_a_cluster_that_is_down_fails_by_the_modes_and_comes_back(world: World, tmp_path: Path) -> None:
     """A node misses a slot, and replies CLUSTERDOWN for each of the others that it has."""
     with a_cluster(tmp_path) as nodes:
@@ -337,6 +342,7 @@ async def test_a_plain_address_of_a_node_is_refused_with_an_explanation(world: W
         assert (ready.status_code, "it is a node of a Cluster" in ready.text) == (503, True)
 
 
+@pytest.mark.extended
 async def test_admissions_of_a_cell_without_its_shard_are_booked_when_it_is_back(world: World, tmp_path: Path) -> None:
     document = {
         "quotas": [{"name": "exports", "kind": "allowance", "limit": 1_000, "period": "month"}],

@@ -6,7 +6,6 @@ tried; LEASEHOLD_FUZZ_REQUESTS is their number.
 
 import asyncio
 import contextlib
-import os
 import random
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
@@ -17,13 +16,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from regional_agent.http.fast_path import fast_protocol
 from regional_agent.main import create_app
+from tests.budget import size
 from tests.integration.regional_agent.world import World
 from tests.integration.web.conftest import serving
 from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
-REQUESTS = int(os.environ.get("LEASEHOLD_FUZZ_REQUESTS", "300"))
+REQUESTS = size("LEASEHOLD_FUZZ_REQUESTS", 300, short=100)
 AT_ONCE = 30
 QUIET_S = (0.3, 2.0, 8.0)  # the silence that counts as an end; a busy machine gets another chance
 

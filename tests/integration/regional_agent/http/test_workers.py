@@ -104,6 +104,7 @@ async def all_up(workers: Workers, count: int) -> None:
     raise AssertionError(f"{count} workers: {await workers.up()}")
 
 
+@pytest.mark.extended
 async def test_all_workers_answer_on_one_port_and_each_reports_all(world: World, tmp_path: Path) -> None:
     async with running(world, tmp_path, "--workers", "3", name="here") as workers:
         await all_up(workers, 3)
@@ -166,6 +167,7 @@ async def test_a_worker_killed_under_load_is_replaced_and_no_unit_is_booked_twic
     assert (await world.quota())["consumed"] == limit
 
 
+@pytest.mark.extended
 async def test_workers_share_a_cluster_and_a_killed_one_loses_nothing(world: World, tmp_path: Path) -> None:
     """A customer in each cell repeats each operation until it is answered, by any worker."""
     operations, admitted = 10, 0
@@ -214,6 +216,7 @@ async def test_sigterm_reaches_all_and_waits_until_all_is_booked(world: World, t
         assert {identity(pid) for pid in workers.pids()} == {None}
 
 
+@pytest.mark.extended
 async def test_a_killed_workers_local_admissions_are_booked_by_its_successor(
     world: World, its_store: Store, tmp_path: Path
 ) -> None:
@@ -238,6 +241,7 @@ async def test_a_killed_workers_local_admissions_are_booked_by_its_successor(
     assert not list(journal.iterdir())
 
 
+@pytest.mark.extended
 async def test_a_hanging_worker_is_replaced(world: World, tmp_path: Path) -> None:
     async with running(world, tmp_path, "--workers", "2") as workers:
         await all_up(workers, 2)
@@ -249,6 +253,7 @@ async def test_a_hanging_worker_is_replaced(world: World, tmp_path: Path) -> Non
         assert await workers.end() == 0
 
 
+@pytest.mark.extended
 async def test_a_worker_that_cannot_enforce_makes_the_agent_not_ready(world: World, tmp_path: Path) -> None:
     async with running(world, tmp_path, "--workers", "2", store_url="redis://127.0.0.1:1/0") as workers:
         await until(lambda: len(workers.pids()) == 2)

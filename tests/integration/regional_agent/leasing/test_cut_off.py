@@ -4,19 +4,19 @@ The partition lasts LEASEHOLD_TEST_CUT_S seconds, by default a few. With 60 its 
 """
 
 import asyncio
-import os
 from collections import Counter
 from typing import Any
 
 import pytest
 import structlog
 
+from tests.budget import size
 from tests.integration.regional_agent.world import Agent, World
 from tests.waiting import attempts
 
 pytestmark = pytest.mark.anyio
 log = structlog.get_logger()
-CUT_S = float(os.environ.get("LEASEHOLD_TEST_CUT_S", "2"))
+CUT_S = size("LEASEHOLD_TEST_CUT_S", 2.0)
 PRINTS = "prints:tenant=acme"
 ASK = {"tenant": "acme", "route": "/v1/prints"}
 LIMIT = 200

@@ -34,6 +34,7 @@ async def test_a_lost_regions_units_go_to_suspense_and_are_settled_when_it_is_ba
     await quota_with(world, consumed=100, outstanding=0, suspense=0, unallocated=0)
 
 
+@pytest.mark.extended
 async def test_leases_of_a_dead_agent_are_returned_without_requests(world: World, database: str) -> None:
     """Another agent of the region runs, and does not know the lease: it never reports what the dead one did."""
     async with another_coordinator(database, lease_ms=1_000) as url:

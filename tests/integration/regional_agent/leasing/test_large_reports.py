@@ -1,7 +1,6 @@
 """A very large report is booked in pieces, once, while other tenants are served."""
 
 import asyncio
-import os
 from typing import Any
 
 import pytest
@@ -10,13 +9,14 @@ from protocol.identifiers import lane_of
 from regional_agent.store import keys
 from regional_agent.store.scripts import MAX_LINES, Scripts
 from regional_agent.store.types import FrozenBytes
+from tests.budget import size
 from tests.integration.regional_agent.leasing.test_exchange_loop import eventually
 from tests.integration.regional_agent.leasing.test_refused_items import LANES, tenants_of_lane
 from tests.integration.regional_agent.world import EXPORT, Agent, World
 
 pytestmark = pytest.mark.anyio
 
-LINES = int(os.environ.get("LINES_PLANTED", "3000"))  # for each tenant
+LINES = size("LEASEHOLD_LINES_PLANTED", 3_000)  # for each tenant
 
 
 async def plant(agent: Agent, tenant: str, lines: int, policy: str = "export") -> None:

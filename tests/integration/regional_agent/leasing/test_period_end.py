@@ -13,6 +13,7 @@ from coordinator.main import create_app
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from protocol.clock import SystemClock
+from tests.budget import cases
 from tests.conftest import restricted
 from tests.integration.regional_agent.leasing.test_exchange_loop import eventually
 from tests.integration.regional_agent.world import DOCUMENT, EXPORT, Agent, Weather, World, serving
@@ -64,7 +65,7 @@ async def admitted_until(agent: Agent, period: str, checks: int = 0) -> int:
     raise AssertionError("the period did not begin")
 
 
-@pytest.mark.parametrize("is_cut_off", [False, True])
+@pytest.mark.parametrize("is_cut_off", cases([True, False], short=1))
 async def test_no_request_is_denied_over_the_end_of_a_period(world: World, database: str, is_cut_off: bool) -> None:
     exports = {"name": "exports", "kind": "allowance", "limit": 100_000, "period": "hour"}
     export = {"name": "export", "match": {"route": EXPORT["route"]}, "by": ["tenant"], "quota": "exports"}

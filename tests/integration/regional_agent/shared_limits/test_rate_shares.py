@@ -9,6 +9,7 @@ import pytest
 
 from protocol.limits.rates import Rate
 from regional_agent.store.types import AgentRateDemand
+from tests.budget import cases
 from tests.integration.regional_agent.world import REGIONS, Agent, World
 from tests.waiting import attempts, until
 
@@ -107,7 +108,7 @@ async def in_force_everywhere(world: World, asking: list[Asking], sharing: str, 
     await until(lambda: all(each.agent.region.share_loop.policies.shared(KEY) is not None for each in asking))  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("sharing", ["strict", "adaptive"])
+@pytest.mark.parametrize("sharing", cases(["strict", "adaptive"], short=1))
 async def test_the_share_follows_the_demand_from_one_region_to_another(
     world: World, asking: list[Asking], sharing: str
 ) -> None:
@@ -138,7 +139,7 @@ async def test_strict_shares_never_exceed_the_limit_at_any_moment(world: World, 
     assert looked > 10
 
 
-@pytest.mark.parametrize(("sharing", "bound_milli"), [("strict", 0), ("adaptive", 30_000)])
+@pytest.mark.parametrize(("sharing", "bound_milli"), cases([("strict", 0), ("adaptive", 30_000)], short=1))
 async def test_what_three_regions_admit_is_never_beyond_the_published_worst_case(
     world: World, asking: list[Asking], sharing: str, bound_milli: int
 ) -> None:
@@ -161,6 +162,7 @@ async def test_what_three_regions_admit_is_never_beyond_the_published_worst_case
     assert beyond - 6 <= shown["overshoot_milli"] / 1000 <= bound_milli / 1000
 
 
+@pytest.mark.extended
 async def test_a_partitioned_region_has_no_more_than_its_safe_share(world: World, asking: list[Asking]) -> None:
     await in_force_everywhere(world, asking, "strict")
     one, *_ = asking

@@ -172,6 +172,7 @@ async def test_checks_are_decided_over_tls_with_a_client_certificate(
         await world.agents.aclose()
 
 
+@pytest.mark.extended
 async def test_a_store_with_tls_of_its_own_decides(world: World, tmp_path: Path) -> None:
     """Debian's Redis asks for a client certificate."""
     authority, port = Authority(tmp_path), free_port()

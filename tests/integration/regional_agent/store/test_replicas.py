@@ -9,6 +9,7 @@ import pytest
 from leasehold.local_stack import embedded
 from protocol.identifiers import replicas_of
 from regional_agent.leasing import epoch as epochs
+from tests.budget import cases
 from tests.integration.regional_agent.store.sentinels import Watched, watched
 from tests.integration.regional_agent.store.test_sentinels import (
     LIMIT,
@@ -43,7 +44,7 @@ async def kept(world: World) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("server", cases(SERVERS, short=1))
 async def test_a_failover_with_all_data_books_each_unit_and_holds_none_in_suspense(
     world: World, tmp_path: Path, server: str
 ) -> None:
@@ -66,6 +67,7 @@ async def test_a_failover_with_all_data_books_each_unit_and_holds_none_in_suspen
     assert (epoch, "fenced", False) in await world.epochs()
 
 
+@pytest.mark.extended
 async def test_a_replica_that_restarted_proves_nothing(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +100,7 @@ def _fails_over(servers: Watched) -> bool:
     return True
 
 
+@pytest.mark.extended
 async def test_nothing_is_answered_that_a_replica_has_not_confirmed(world: World, tmp_path: Path) -> None:
     """A replica that hangs is waited for. When the store has dropped it, another epoch does without it."""
     await limit_to(world, LIMIT)
@@ -118,6 +121,7 @@ async def test_nothing_is_answered_that_a_replica_has_not_confirmed(world: World
     assert (await world.quota())["suspense"] == 0
 
 
+@pytest.mark.extended
 async def test_a_replica_that_is_linked_again_begins_another_epoch(world: World, tmp_path: Path) -> None:
     """It may have been a primary meanwhile, or another process may listen at its address by now."""
     await limit_to(world, LIMIT)
@@ -132,6 +136,7 @@ async def test_a_replica_that_is_linked_again_begins_another_epoch(world: World,
     assert not any(lost for _, _, lost in await world.epochs())
 
 
+@pytest.mark.extended
 async def test_agents_of_one_store_confirm_in_the_same_way(world: World, tmp_path: Path) -> None:
     """An agent without the setting counts no reply that the replicas of the epoch have not confirmed."""
     await limit_to(world, LIMIT)

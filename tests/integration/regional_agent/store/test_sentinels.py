@@ -86,6 +86,7 @@ async def assert_exact(world: World, load: Load, limit: int = LIMIT) -> None:
     assert set(load.reasons) <= EXPECTED, load.reasons
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("server", SERVERS)
 async def test_a_store_fails_over_and_back_under_load(world: World, tmp_path: Path, server: str) -> None:
     """The old primary is cut off first, and returns as a replica; then the failover is asked for."""

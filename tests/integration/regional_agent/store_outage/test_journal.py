@@ -23,6 +23,7 @@ from protocol.circuit_breaker import BreakerState
 from regional_agent.store.types import AllowanceCharge
 from regional_agent.store_outage.journal import JournalDirectory
 from regional_agent.store_outage.rules.records import read
+from tests.budget import cases
 from tests.conftest import free_port
 from tests.integration.regional_agent.store.test_topology import PASSWORD
 from tests.integration.regional_agent.store_outage.test_failures import FAILURES, Store, a_small_disk, a_store, fill
@@ -335,7 +336,7 @@ async def a_process(
         await asyncio.to_thread(process.wait)
 
 
-@pytest.mark.parametrize("dies", ["before it is told", "after it is booked"])
+@pytest.mark.parametrize("dies", cases(["after it is booked", "before it is told"], short=1))
 async def test_a_killed_agent_reports_its_journal_at_its_next_start(
     world: World, its_store: Store, tmp_path: Path, dies: str
 ) -> None:

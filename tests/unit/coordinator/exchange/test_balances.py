@@ -30,6 +30,7 @@ from protocol.lease import RETURNS_COUNT, LeaseEvent, LeaseState, after
 from protocol.messages import FrozenBatch, FrozenLease, UsageLine
 from protocol.outcomes import ExchangeOutcome
 from protocol.units import MAX_UNITS
+from tests.budget import examples
 
 NOW = datetime(2026, 11, 18, 9, tzinfo=UTC)
 KEY = Key("exports:tenant=acme", "2026-11")
@@ -268,7 +269,7 @@ def test_posting_the_same_movement_is_deterministic() -> None:
 
 
 TestLedger = Ledger.TestCase
-TestLedger.settings = settings(max_examples=100, stateful_step_count=40)
+TestLedger.settings = settings(max_examples=examples(100), stateful_step_count=40)
 
 
 def test_moving_more_than_there_is_fails_and_changes_nothing() -> None:

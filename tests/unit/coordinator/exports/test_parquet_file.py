@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.exports.rules import ExportRow, ParquetFile
+from tests.budget import examples
 
 TEXTS = st.one_of(st.none(), st.text(st.characters(codec="utf-8"), max_size=5))
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
@@ -32,7 +33,7 @@ ROWS = st.builds(
 )
 
 
-@settings(max_examples=30)  # each batch opens a writer of its own
+@settings(max_examples=examples(30))  # each batch opens a writer of its own
 @given(chunks=st.lists(st.lists(ROWS, max_size=5), max_size=5), row_group=st.integers(1, 9))
 def test_a_file_has_every_line_unchanged(chunks: list[list[ExportRow]], row_group: int) -> None:
     file = ParquetFile({"period": "2026-11"}, row_group)

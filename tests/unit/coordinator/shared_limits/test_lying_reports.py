@@ -22,6 +22,7 @@ from coordinator.shared_limits.rules import (
 from protocol.limits.fair_shares import Member as Weighed
 from protocol.limits.rates import MAX_RATE_MICRO, Sharing
 from protocol.units import MAX_UNITS
+from tests.budget import examples
 from tests.unit.coordinator.shared_limits.test_rules import LIMIT, NAMES, World, terms
 
 SAFE = LIMIT // 3
@@ -44,7 +45,7 @@ def is_stored_and_said(shared: Shared, of: SharingTerms, grant: Grant) -> None:
 
 
 @pytest.mark.parametrize("sharing", list(Sharing)[:2])
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(told=st.lists(lies, min_size=1, max_size=30))
 def test_honest_regions_keep_their_parts_of_a_rate(
     sharing: Sharing, told: list[tuple[int, int, int, int, int]]
@@ -133,7 +134,7 @@ class Slots:
         return share_out(self.shared, report, slot_terms, self.now_ms)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(told=st.lists(st.tuples(numbers, numbers | st.just(-1), numbers, numbers, numbers, pauses_ms), max_size=30))
 def test_honest_regions_keep_their_slots(told: list[tuple[int, int, int, int, int, int]]) -> None:
     """Report a key whose reports are kept for long enough to know what was granted."""

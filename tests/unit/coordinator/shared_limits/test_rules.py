@@ -28,6 +28,7 @@ from coordinator.shared_limits.rules import (
 )
 from protocol.limits.fair_shares import Bound, Member, fair_shares, fill
 from protocol.limits.rates import Sharing
+from tests.budget import examples
 
 LIMIT = 90_000_000
 rates = st.integers(0, 10**13)
@@ -497,7 +498,7 @@ TestStrict = Sharings.TestCase
 TestAdaptive = AdaptiveSharings.TestCase
 # A failing history is short already, and shrinking one takes minutes.
 TestStrict.settings = TestAdaptive.settings = settings(
-    max_examples=150, stateful_step_count=40, phases=[Phase.explicit, Phase.reuse, Phase.generate]
+    max_examples=examples(150), stateful_step_count=40, phases=[Phase.explicit, Phase.reuse, Phase.generate]
 )
 
 

@@ -16,6 +16,7 @@ from regional_agent.leasing.quotas import Quotas
 from regional_agent.shared_limits import share_loop as share_loop_module
 from regional_agent.shared_limits.share_loop import ShareLoop
 from regional_agent.store.types import PolicyDecision
+from tests.budget import examples
 from tests.unit.regional_agent.leasing.test_quotas import QUOTA, StandingClock, spent
 
 NO_LEASE = PolicyDecision(1, 1000, 0, 0, 0, 0, 0, 0)
@@ -107,7 +108,7 @@ OPERATIONS: dict[str, Callable[[Quotas, str, int], object]] = {
 }
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.lists(
         st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(0, 7), st.integers(0, 40), st.integers(0, 300)),

@@ -328,6 +328,7 @@ async def test_silent_clients_are_dropped() -> None:
         http_writer.close()
 
 
+@pytest.mark.extended
 async def test_http2_is_spoken_as_h2spec_demands(anyio_backend: tuple[str, dict[str, bool]]) -> None:
     """Run all 146 cases of h2spec: frames, states, flow control, header compression, malformed requests."""
     h2spec = part("h2spec") / "bin" / "h2spec"

@@ -1,7 +1,6 @@
 """What many proxies cost an agent: few messages for each while demand is steady, and all at once."""
 
 import asyncio
-import os
 from collections.abc import Callable
 from time import monotonic, process_time
 
@@ -9,6 +8,7 @@ import pytest
 from envoy.service.rate_limit_quota.v3.rlqs_pb2 import RateLimitQuotaUsageReports
 
 from regional_agent.envoy.quota.messages import STREAM_RATE_LIMIT_QUOTAS
+from tests.budget import size
 from tests.integration.regional_agent.envoy.grpc_harness import GrpcAgent, grpc_agent
 from tests.integration.regional_agent.envoy.quota.test_streams import DOCUMENT
 from tests.integration.regional_agent.world import World
@@ -16,7 +16,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
-STREAMS, BUCKETS, SECONDS = map(int, os.environ.get("LEASEHOLD_QUOTA_LOAD", "5x4x4").split("x"))
+STREAMS, BUCKETS, SECONDS = map(int, size("LEASEHOLD_QUOTA_LOAD", "5x4x4", short="5x4x2").split("x"))
 DEMAND = 2  # requests a second of each bucket
 
 

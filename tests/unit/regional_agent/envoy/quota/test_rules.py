@@ -1,6 +1,5 @@
 """Proxies divide a share fairly, and admit no more beyond it than the published bound, whatever happens to them."""
 
-import os
 import random
 from collections.abc import Callable
 
@@ -13,6 +12,7 @@ from benchmarks.allocation.proxies import MAKES, SHAPES, Proxy, Quotas, Region, 
 from benchmarks.allocation.traces import trace
 from regional_agent.envoy.quota import rules
 from regional_agent.envoy.quota.rules import NANO_UNITS, Assignment, Division, Share, bound_nano
+from tests.budget import size
 
 MICRO = 1_000_000
 LIMIT, BURST = 90, 90
@@ -219,7 +219,7 @@ def test_the_whole_share_may_be_used_by_one_proxy() -> None:
     assert rates[-1] > 0.9 * made.limit * MICRO
 
 
-GATEWAYS, SECONDS = map(int, os.environ.get("LEASEHOLD_QUOTA_GATEWAYS", "30x12").split("x"))
+GATEWAYS, SECONDS = map(int, size("LEASEHOLD_QUOTA_GATEWAYS", "30x12", short="30x6").split("x"))
 
 
 @pytest.mark.parametrize("name", SHAPES)
