@@ -35,6 +35,9 @@ from web.traces.context import Kind, within
 from web.traces.tracing import Tracing
 
 LOCK_TIMEOUT_MS = 1_000  # of an exchange: those that are batched with it wait as long
+# A coordinator that hangs holds the locks of its exchanges for so long. Those that wait for them outlast it.
+IDLE_TIMEOUT_MS = 500
+IDLE_TIMEOUT_PER_LEASE_MS = 1  # many times what it takes to decide one
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class Coordinator:
             return await self.database.run(
                 lambda c: apply_exchanges(c, self.documents, calls, terms, now, self.budgets),
                 lock_timeout_ms=LOCK_TIMEOUT_MS,
+                idle_timeout_ms=IDLE_TIMEOUT_MS + IDLE_TIMEOUT_PER_LEASE_MS * _count_leases(calls),
             )
 
     async def _look_up(self, credentials: Collection[Credential]) -> dict[Credential, Caller]:
@@ -94,6 +98,10 @@ class Coordinator:
     async def _note_identity(self, id_: UUID, identity: JwtIdentity) -> None:
         now = self.clock.now()
         await self.database.run(lambda c: note_identity(c, id_, identity, now))
+
+
+def _count_leases(calls: Sequence[ExchangeCall]) -> int:
+    return sum(len(each.batch.leases) + len(each.demands) for call in calls for each in call.submissions)
 
 
 async def coordinator_of(request: Request) -> Coordinator:

@@ -66,6 +66,7 @@ LOST = (
     asyncpg.PostgresConnectionError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.InterfaceError,  # a rollback on a connection that was just lost
     asyncpg.InternalClientError,  # raised if the server disconnects between the two steps of a query
 )
@@ -102,16 +103,20 @@ class Database:
         *,
         snapshot: bool = False,
         lock_timeout_ms: int | None = None,
+        idle_timeout_ms: int | None = None,
     ) -> Result:
         """Run an operation in one transaction and commit it; repeat it after contention or a lost connection.
 
         With `lock_timeout_ms` it waits that long for each lock, and is not repeated if a lock was not free by then.
+        With `idle_timeout_ms` Postgres frees its locks if this process sends nothing for so long: it may hang.
         """
+        timeouts = {"lock_timeout": lock_timeout_ms, "idle_in_transaction_session_timeout": idle_timeout_ms}
+        settings = "; ".join(f"SET LOCAL {name} = {ms}" for name, ms in timeouts.items() if ms is not None)
 
         async def once() -> Result:
             async with self.transaction(snapshot=snapshot) as connection:
-                if lock_timeout_ms is not None:
-                    await connection.execute(f"SET LOCAL lock_timeout = {lock_timeout_ms}")
+                if settings:
+                    await connection.execute(settings)
                 return await operation(connection)
 
         result = await _retried(once, TRIED_AGAIN if lock_timeout_ms is None else TRIED_AGAIN_WITHOUT_LOCKS)

@@ -13,6 +13,9 @@ them. A call that fails alone is split into its exchanges, and an exchange that 
 `contention` or `internal` as the rule: the others are booked. For a while, calls about its lane run alone from the
 start, so that it cannot fail one batch after the other. An outage of Postgres concerns all calls: then all fail, and
 nothing is tried again.
+
+The time of a call counts from its arrival. One that is still queued when it is over leaves the queue, so a lane that
+waits for a Postgres that hangs answers all its calls in the time of one.
 """
 
 import asyncio
@@ -36,6 +39,7 @@ SLOTS_ALONE = 2  # beside those, for calls that run alone
 LOG_EVERY_S = 10.0
 MOST_CALLS = 64
 MOST_EXCHANGES = 256
+ANSWER_WITHIN_S = 10.0  # twice as long as agents wait for a reply
 PATIENCE = 1.0  # times what a batch took: so long regions that were answered may take to send their next call
 
 CONTENTION = ExchangeFault(
@@ -70,9 +74,16 @@ def _waiting(call: ExchangeCall, answer: asyncio.Future[Applied]) -> _Waiting:
 
 
 class ExchangeBatcher:
-    def __init__(self, apply: Apply, slots: int = SLOTS, patience: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        apply: Apply,
+        slots: int = SLOTS,
+        patience: float = PATIENCE,
+        answer_within_s: float = ANSWER_WITHIN_S,
+    ) -> None:
         self._apply = apply
         self._patience = patience
+        self._answer_within_s = answer_within_s
         self._free = slots
         self._queue: deque[_Waiting] = deque()
         self._running: dict[asyncio.Task[None], frozenset[str]] = {}  # with the quotas that each works on
@@ -87,13 +98,23 @@ class ExchangeBatcher:
         self._log_again_s = 0.0
 
     async def apply(self, call: ExchangeCall) -> Applied:
-        """Apply a call. If its caller gives up waiting, its exchanges are booked all the same and replayed later."""
-        loop = asyncio.get_running_loop()
-        waiting = _waiting(call, loop.create_future())
-        if self._suspects.includes(call.region, waiting.lanes, loop.time()):
+        """Apply a call, or raise DatabaseUnavailable if that takes too long.
+
+        A transaction that has begun goes on without its caller: the exchanges are booked, and replayed later.
+        """
+        waiting = _waiting(call, asyncio.get_running_loop().create_future())
+        try:
+            async with asyncio.timeout(self._answer_within_s):
+                self._enqueue(waiting)
+                return await waiting.answer
+        except TimeoutError as error:
+            raise DatabaseUnavailable(f"no answer within {self._answer_within_s:g} s") from error
+
+    def _enqueue(self, waiting: _Waiting) -> None:
+        if self._suspects.includes(waiting.call.region, waiting.lanes, asyncio.get_running_loop().time()):
             self._alone.append(waiting)
             self._start_alone()
-            return await waiting.answer
+            return
         may_go = self._free and self._busy_or_queued.isdisjoint(waiting.quotas)
         self._queue.append(waiting)
         self._busy_or_queued |= waiting.quotas
@@ -102,7 +123,6 @@ class ExchangeBatcher:
                 self._resume()
         elif may_go:  # otherwise no call may: those queued were looked at when the last transaction ended
             self._start()
-        return await waiting.answer
 
     def _start(self) -> None:
         self._expected = 0

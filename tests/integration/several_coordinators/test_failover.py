@@ -21,6 +21,7 @@ from regional_agent.leasing.coordinator_client import (
 )
 from tests.budget import cases
 from tests.conftest import free_port, restricted
+from tests.integration.coordinator.fixtures import connected
 from tests.integration.regional_agent.world import Agent, World
 from tests.waiting import BOUND_S, attempts, until
 
@@ -97,6 +98,32 @@ async def test_no_check_is_denied_and_no_unit_lost_when_a_coordinator_goes_away(
             process.send_signal(signal.SIGCONT)
             await until(lambda: addresses.in_use.url == url)
         await world.agents.aclose()
+
+
+_WAITS_WITH_A_LANE_LOCKED = """
+SELECT EXISTS (
+    SELECT FROM pg_stat_activity JOIN pg_locks USING (pid)
+    WHERE application_name = 'leasehold-coordinator' AND wait_event_type = 'Lock' AND relation = 'lane'::regclass
+)
+"""
+
+
+async def test_no_check_is_denied_when_a_coordinator_hangs_within_an_exchange(world: World) -> None:
+    """Postgres ends its transaction. Otherwise the lane would stay locked for the other coordinator as well."""
+    async with coordinator_process(world.database) as (process, url), connected(world.database) as owner:
+        agent = await world.agent(coordinator_url=f"{url},{world.url}")
+        await agent.lease(1)
+        async with owner.transaction():
+            await owner.execute("SELECT FROM pool FOR UPDATE")
+            checks = [asyncio.create_task(agent.check()) for _ in range(CHECKS)]
+            async for _ in attempts():
+                if await owner.fetchval(_WAITS_WITH_A_LANE_LOCKED):
+                    break
+            process.send_signal(signal.SIGSTOP)
+        assert [(await check).status_code for check in checks] == [200] * CHECKS
+        await world.agents.aclose()
+        quota = await world.quota()
+        assert (quota["consumed"], quota["overage"], quota["suspense"]) == (CHECKS, 0, 0)
 
 
 @asynccontextmanager

@@ -74,6 +74,24 @@ async def test_a_lock_timeout_is_not_retried(database: str, lock_timeout_ms: int
     assert asked == [True] * attempts
 
 
+async def test_a_transaction_that_hangs_frees_its_locks_and_is_run_again(database: str) -> None:
+    """Its first attempt hangs until another session has got what it had locked."""
+    attempts: list[int] = []
+
+    async with open_database(database, 1) as engine, connected(database) as other:
+
+        async def hang(connection: Connection) -> int:
+            attempts.append(len(attempts))
+            await connection.execute("SELECT FROM policy_version FOR UPDATE")
+            if len(attempts) == 1:
+                await other.execute("SELECT FROM policy_version FOR UPDATE")
+            found: int = await connection.fetchval("SELECT 7")
+            return found
+
+        assert await engine.run(hang, idle_timeout_ms=50) == 7
+    assert attempts == [0, 1]
+
+
 @pytest.mark.parametrize("code", ["57014", "53200"])
 async def test_a_failed_statement_is_no_outage(database: str, code: str) -> None:
     """The statement ran too long, or found no memory for another lock."""

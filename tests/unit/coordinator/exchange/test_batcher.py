@@ -20,6 +20,7 @@ from protocol.messages import (
     Versions,
 )
 from protocol.outcomes import ExchangeOutcome
+from tests.waiting import BOUND_S
 
 pytestmark = pytest.mark.anyio
 
@@ -270,3 +271,15 @@ async def test_an_exchange_cancelled_before_its_turn_is_left_out() -> None:
     ledger.gate.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert ledger.gathers == [[0], [2]]
+
+
+async def test_calls_that_queue_behind_one_that_hangs_end_in_their_own_time() -> None:
+    """Their time counts from their arrival, so twenty take no longer than one. None of them is begun later."""
+    ledger = Ledger()
+    batcher = ExchangeBatcher(ledger.apply, slots=1, answer_within_s=0.01)
+    async with asyncio.timeout(BOUND_S):
+        answers = await asyncio.gather(*await waiting(batcher, [call(0)] * 20), return_exceptions=True)
+    assert [type(each) for each in answers] == [DatabaseUnavailable] * 20
+    ledger.gate.set()
+    await settled()
+    assert ledger.gathers == [[0]]
