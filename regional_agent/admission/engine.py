@@ -24,7 +24,7 @@ from regional_agent.admission.pending_check import Caller, PendingCheck
 from regional_agent.admission.plan import CheckPlan, as_hold, plan_blocked, plan_request, require_no_slots
 from regional_agent.admission.policies import Policies, Subject
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
-from regional_agent.admission.rules.modes import BEYOND_LIMITS, LOOKS, REFUND
+from regional_agent.admission.rules.modes import BEYOND_LIMITS, CHANGES_DENIALS, LOOKS, REFUND
 from regional_agent.admission.rules.slices import HOT
 from regional_agent.admission.token_slices import TokenSlices
 from regional_agent.admission.unmatched import UnmatchedRequests
@@ -352,13 +352,14 @@ class AdmissionEngine:
 
     def _note(self, plan: CheckPlan, decision: StoreDecision, now_ms: int, times: int = 1) -> None:
         """Note a request that was decided so many times in the records of its keys; `decision` is the last of them."""
-        is_refund = plan.request.mode == REFUND
-        is_counted = is_refund or (plan.is_subrequest and plan.demand_already_counted)
+        mode = plan.request.mode
+        changes_denials = mode in CHANGES_DENIALS
+        is_counted = mode == REFUND or (plan.is_subrequest and plan.demand_already_counted)
         for each, policy in zip(plan.policy_charges, decision.policies, strict=True):
             charge, state = each.charge, each.state
             is_demand = not is_counted and (policy.code == 0 or policy.reason != DenialReason.COST_ABOVE_LIMIT)
             if isinstance(charge, RateCharge):
-                if is_refund:
+                if changes_denials:
                     state.denials = None
                 if is_demand:
                     cost = charge.cost

@@ -2,10 +2,10 @@
 
 A rate that denied a cost says when it will have it again. Until then it denies the same cost, for others mostly take
 from a rate. The time counts from the moment *before* the store was asked, so a denial from here never outlasts the
-store's own by more than a millisecond's rounding would. What makes a rate give sooner: a larger share, or another
-incarnation of the store, which change the circumstances that a denial belongs to; and a refund or a reset, after which
-the agent forgets the key's denials. Another agent of the region may have got the larger share or the refund, so no
-denial is kept for longer than a second.
+store's own by more than a millisecond's rounding would. What makes a rate give at another moment: a larger share, or
+another incarnation of the store, which change the circumstances that a denial belongs to; and an adjustment, a refund
+or a reset, after which the agent forgets the key's denials. Another agent of the region may have got one of these, so
+no denial is kept for longer than a second.
 """
 
 from typing import Generic, TypeVar

@@ -8,3 +8,4 @@ LOOKS = frozenset({"peek", "peek_adjust"})
 SETS_ASIDE = frozenset({"hold", "hold_adjust"})
 REFUND = "refund"
 BEYOND_LIMITS = frozenset({"adjust", "peek_adjust", "hold_adjust", REFUND})
+CHANGES_DENIALS = BEYOND_LIMITS - LOOKS  # after one of these, a rate that denied gives sooner or later than it said

@@ -6,6 +6,7 @@ from tests.integration.regional_agent.world import World
 
 pytestmark = pytest.mark.anyio
 
+HOUR_MS = 3_600_000
 SEARCH = {"tenant": "acme", "route": "/v1/search", "method": "GET"}
 
 
@@ -42,6 +43,15 @@ async def test_a_denial_is_not_cached_for_longer_than_the_store_denies(world: Wo
         if opened == 5:
             return
     raise AssertionError("it never opened again")
+
+
+async def test_a_denial_after_an_adjustment_waits_for_the_adjusted_units_too(world: World) -> None:
+    """A region has one unit an hour, so what was adjusted comes back in so many hours."""
+    agent = await world.agent()
+    assert (await agent.check(SEARCH, cost=10)).status_code == 200
+    first = (await agent.check(SEARCH)).json()["retry_after_ms"]
+    assert (await agent.check(SEARCH, cost=5, mode="adjust")).status_code == 200
+    assert (await agent.check(SEARCH)).json()["retry_after_ms"] > first + 4 * HOUR_MS
 
 
 async def test_a_replay_is_answered_from_its_record_even_if_the_rate_denies(world: World) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from regional_agent.admission.rules import certain_denials
 from regional_agent.http.fast_path import FastPath, fast_protocol
 from regional_agent.main import create_app
 from regional_agent.settings import AgentSettings
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.anyio
 HEAD = b"POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 ROUTES = ("/v1/exports", "/v1/search", "/v1/search/images", "/v1/open", "/v1/reports", "/v1/nowhere")
 TENANTS = {"fast": "tenant-a", "slow": "tenant-b", "many": "tenant-c"}
+HOUR_MS = 3_600_000
 TIMES = {"reset_ms", "retry_after_ms"}
 
 
@@ -127,7 +129,11 @@ def random_check(chance: random.Random, tenant: str, number: int) -> dict[str, A
     return check
 
 
-async def test_fast_path_fastapi_and_batch_answer_alike(doors: Doors, world: World) -> None:
+async def test_fast_path_fastapi_and_batch_answer_alike(
+    doors: Doors, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repeated denial shows shadow policies as they were: it must not end after one door and before another."""
+    monkeypatch.setattr(certain_denials, "MAX_AGE_MS", HOUR_MS)
     before = doors.agent.region.admission.policies
     await world.try_out()
     await until(lambda: doors.agent.region.admission.policies is not before)
