@@ -1,17 +1,20 @@
 """The Python clients call an agent over real sockets."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from leasehold import AgentUnavailable, AsyncClient, Client, Denied, RequestRejected
+from regional_agent.leasing.rules import contact
 from regional_agent.main import create_app
 from tests.integration.regional_agent.world import EXPORT, World
-from tests.waiting import until
+from tests.waiting import attempts, until
 from web.serving import serve
 
 pytestmark = pytest.mark.anyio
@@ -151,22 +154,36 @@ async def test_the_failure_mode_answers_for_a_stopped_agent(world: World) -> Non
         await client.close()
 
 
-async def test_a_request_that_waits_for_units_does_not_make_the_agent_unavailable(world: World) -> None:
+async def test_a_request_that_waits_for_units_does_not_make_the_agent_unavailable(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The coordinator replies late, and the policy lets a first request wait for units."""
+    monkeypatch.setattr(contact, "KNOWN_AFTER_MS", 60_000)  # an agent that is cut off would not let them wait
     async with served_agent(world) as url, AsyncClient(url, timeout_ms=50) as client:
         late = asyncio.Event()
 
         async def hold_back() -> None:
+            world.weather.before_replies_to["/exchanges"] = hold_back  # of an exchange that is sent again, too
             await late.wait()
 
         world.weather.before_replies_to["/exchanges"] = hold_back
         waiting = [asyncio.ensure_future(client.check(EXPORT | {"tenant": f"new-{n}"})) for n in range(8)]
-        await asyncio.sleep(0.2)  # longer than the client's timeout, shorter than the agent's for an exchange
+        await until_it_is_asked_for_its_health(url, 8)  # each has waited for longer than the client's time-out
         assert not any(task.done() for task in waiting)
         assert (await client.check(OPEN)).degraded is None
         late.set()
         decisions = await asyncio.gather(*waiting)
         assert [(decision.allowed, decision.degraded) for decision in decisions] == [(True, None)] * 8
+
+
+async def until_it_is_asked_for_its_health(url: str, times: int) -> None:
+    async with httpx.AsyncClient(base_url=url) as http:
+        async for _ in attempts():
+            metrics = (await http.get("/metrics")).text
+            asked = re.search(r'leasehold_http_requests_total.*route="/healthz".* (\d+)', metrics)
+            if asked and int(asked[1]) >= times:
+                return
+    raise AssertionError(f"it was not asked {times} times")
 
 
 async def test_an_invalid_request_is_rejected_with_its_field(world: World) -> None:

@@ -35,6 +35,10 @@ class StandingClock:
 PATIENCE = {"lock_timeout": "20s"}
 
 
+# For a transaction that locks whole tables. If it deadlocks with a coordinator's job, the job fails and is repeated.
+WIN_DEADLOCKS = f"SET LOCAL deadlock_timeout = '{PATIENCE['lock_timeout']}'"
+
+
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator[Connection]:
     connection: Connection = await asyncpg.connect(url, server_settings=PATIENCE)

@@ -27,7 +27,7 @@ from tests.integration.coordinator.agent_harness import (
     leased,
     want,
 )
-from tests.integration.coordinator.fixtures import connected, put_off
+from tests.integration.coordinator.fixtures import WIN_DEADLOCKS, connected, put_off
 
 pytestmark = pytest.mark.anyio
 _BOOKS = ("pool", "lease", "lane", "report", "transfer", "usage_hour", "usage_day", "quarantine")
@@ -35,7 +35,7 @@ _TABLES = (*_BOOKS, "resolution", "region_epoch", "audit")
 
 
 async def back_up(agent_harness: AgentHarness) -> None:
-    await put_off(agent_harness.owner, "measure", "measure_deliveries")  # they read tables that are emptied
+    await put_off(agent_harness.owner, "seal")  # it would prove that reports are missing
     await agent_harness.owner.execute("CREATE SCHEMA backup")
     for table in _TABLES:
         await agent_harness.owner.execute(f"CREATE TABLE backup.{table} AS SELECT * FROM {table}")
@@ -44,6 +44,7 @@ async def back_up(agent_harness: AgentHarness) -> None:
 async def put_back(agent_harness: AgentHarness) -> None:
     """Restore Postgres below the coordinator: everything later is lost."""
     async with agent_harness.owner.transaction():
+        await agent_harness.owner.execute(WIN_DEADLOCKS)
         await agent_harness.owner.execute("SET LOCAL session_replication_role = replica")
         await agent_harness.owner.execute(f"TRUNCATE {', '.join(_TABLES)} CASCADE")
         for table in _TABLES:
@@ -357,6 +358,7 @@ async def test_a_resolution_is_of_a_lease_or_of_a_lane(agent_harness: AgentHarne
 async def forget_limits(agent_harness: AgentHarness, since: int) -> None:
     """Restore the database to its state at that version, as from a backup."""
     async with agent_harness.owner.transaction():
+        await agent_harness.owner.execute(WIN_DEADLOCKS)
         await agent_harness.owner.execute("SET LOCAL session_replication_role = replica")
         await agent_harness.owner.execute("DELETE FROM limits_version WHERE version > $1", since)
         await agent_harness.owner.execute("UPDATE policy_version SET version = $1", since)

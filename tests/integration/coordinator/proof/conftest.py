@@ -22,7 +22,7 @@ from coordinator.proof.seal import seal
 from coordinator.settings import CoordinatorSettings
 from tests.conftest import PostgresServer, copied
 from tests.integration.coordinator.admin_harness import DOCUMENT, AdminHarness, Region, Used, open_region
-from tests.integration.coordinator.fixtures import NOON, StandingClock, connected, put_off
+from tests.integration.coordinator.fixtures import NOON, WIN_DEADLOCKS, StandingClock, connected, put_off
 from tests.integration.coordinator.proof.history import write_history
 
 MONTH, DAY = "2026-11", "2026-11-18"
@@ -163,6 +163,7 @@ async def forging(url: str) -> AsyncIterator[Connection]:
     async with connected(_forgeable.get(url, url)) as forger:
         transaction = forger.transaction()
         await transaction.start()
+        await forger.execute(WIN_DEADLOCKS)
         await forger.execute("SET LOCAL session_replication_role = replica")
         await _drop_constraints(forger)  # of a database that has no copy for forgers
         try:

@@ -113,7 +113,7 @@ async def test_ten_trillion_units_on_a_new_allowance_are_booked_within_the_ceili
     await world.try_out(
         {
             "quotas": [{"name": "bytes", "kind": "allowance", "limit": 10**12, "period": "month"}],
-            "policies": [{"name": "b", "match": {"route": "/b"}, "by": ["tenant"], "quota": "bytes"}],
+            "policies": [{"name": "b", "match": {"route": "/b"}, "by": ["tenant"], "quota": "bytes", "wait": "30s"}],
         }
     )
     agent = await world.agent()
