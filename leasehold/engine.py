@@ -103,8 +103,7 @@ class Engine(AsyncLimiter):
             detail = f"checks: there are {len(checks)}, and must be 1 to {MAX_BATCH}"
             raise RequestRejected(422, {"title": "Invalid request", "detail": detail})
         answer: asyncio.Future[BatchAnswer] = asyncio.get_running_loop().create_future()
-        plans = [self._plan_or_refusal(check) for check in checks]
-        PendingBatch("", "", partial(resolve, answer)).submit(self.region.admission, plans)
+        PendingBatch(self.region.admission, self._plan_item, partial(resolve, answer)).submit(checks)
         return results_of(await answer)
 
     async def explain(self, subject: Subject, *, cost: int | None = None, costs: Costs | None = None) -> Explanation:
@@ -114,13 +113,12 @@ class Engine(AsyncLimiter):
         except REFUSALS as refusal:
             raise _rejection(problem_of(refusal)) from None
 
-    def _plan_or_refusal(self, check: Mapping[str, Any]) -> CheckPlan | Exception:
+    def _plan_item(self, check: Mapping[str, Any]) -> CheckPlan:
+        """Plan one check of a batch, or raise why it is refused."""
         try:
             return self.region.admission.plan_check(msgspec.convert(check, Check))
         except msgspec.ValidationError as error:
-            return Problem("invalid-request", str(error))
-        except REFUSALS as refusal:
-            return refusal
+            raise Problem("invalid-request", str(error)) from None
 
     # --- holds -------------------------------------------------------------------------------------------------------
 

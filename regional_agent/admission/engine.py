@@ -34,7 +34,7 @@ from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.quotas import Quotas
 from regional_agent.metrics import AgentMetrics
 from regional_agent.shared_limits.share_loop import ShareLoop
-from regional_agent.store.batcher import CheckBatcher
+from regional_agent.store.check_calls import CheckBatcher
 from regional_agent.store.circuit_breaker import is_store_failure
 from regional_agent.store.connection import NoAnswer, StoreError, StoreUnavailable
 from regional_agent.store.types import (

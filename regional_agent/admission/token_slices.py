@@ -20,7 +20,7 @@ from regional_agent.admission.rules.modes import BEYOND_LIMITS, LOOKS, REFUND
 from regional_agent.admission.rules.slices import HOT, LIFETIME_MS, Slice
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.shared_limits.share_loop import ShareLoop
-from regional_agent.store.batcher import CheckBatcher
+from regional_agent.store.check_calls import CheckBatcher
 from regional_agent.store.types import (
     Outcome,
     PolicyDecision,

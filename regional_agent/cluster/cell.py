@@ -26,7 +26,7 @@ from regional_agent.metrics import AgentMetrics
 from regional_agent.settings import AgentSettings
 from regional_agent.shared_limits.resets import Resets
 from regional_agent.shared_limits.share_loop import ShareLoop
-from regional_agent.store.batcher import CheckBatcher
+from regional_agent.store.check_calls import CheckBatcher
 from regional_agent.store.circuit_breaker import StoreCircuitBreaker
 from regional_agent.store.connection import Store, StoreUnavailable
 from regional_agent.store.scripts import Scripts
@@ -71,7 +71,8 @@ class Cell:
         )
         self.quotas = Quotas(clock)
         self._traces = traces
-        batcher = CheckBatcher(traces.calls(self.scripts) if traces else self.scripts, self.breaker)
+        checks = self.scripts.checks
+        batcher = CheckBatcher(traces.around_checks(checks) if traces else checks, self.breaker)
         self.share_loop = ShareLoop(settings.name, self.scripts, self.epochs, keys, coordinator, metrics, clock)
         self.slices = TokenSlices(batcher, self.epochs, self.share_loop, clock)
         fallback = OutageFallback(journal, metrics, clock, settings.workers)

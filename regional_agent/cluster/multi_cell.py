@@ -96,12 +96,18 @@ class MultiCellAdmission:
         self.submit(plan, caller, times)
 
     def submit(self, plan: CheckPlan, caller: Caller, times: int = 1) -> None:
-        plan = drop_foreign_shadows(plan)
-        steps = self._steps(plan)
-        if len(steps) <= 1:
-            cell = steps[0].cell if steps else self._cells[0]
-            cell.admission.submit(plan, caller, times)
-            return
+        numbers = {cell_of(each.charge.quota) for each in plan.policy_charges}
+        if len(numbers) > 1:
+            plan = drop_foreign_shadows(plan)
+            steps = self._steps(plan)
+            if len(steps) > 1:
+                self._begin_over_cells(plan, steps, caller, times)
+                return
+            numbers = {steps[0].number}
+        cell = self._cells[numbers.pop() if numbers else 0]
+        cell.admission.submit(plan, caller, times)
+
+    def _begin_over_cells(self, plan: CheckPlan, steps: list[Step], caller: Caller, times: int) -> None:
         for _ in range(times):
             task = asyncio.get_running_loop().create_task(self._decide_over_cells(plan, steps, caller))
             self._tasks.add(task)

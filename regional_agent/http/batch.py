@@ -1,11 +1,16 @@
 """A batch of up to 1,000 checks: submitted and decided in order, and answered together.
 
-Equal checks in a row are submitted once, as a run: their plan is cached, so they are the same object.
+A batch is planned and submitted in parts, one in each turn of the event loop, so that other requests wait for one part
+and not for the whole. A thousand checks of tenants that were never seen take some tens of milliseconds.
+
+Equal checks in a row of a part are submitted once, as a run: their plan is cached, so they are the same object.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import groupby
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import structlog
@@ -23,6 +28,10 @@ from web.bodies import decode
 from web.problems import Problem, problem_document
 
 log = structlog.get_logger()
+
+CHECKS_A_TURN = 64  # of a batch in one turn of the event loop: as many as one call of the store decides
+
+T = TypeVar("T")
 
 
 def plan_or_refusal(admission: Admission, check: Check) -> CheckPlan | Exception:
@@ -58,14 +67,6 @@ def decode_check(raw: bytes) -> Check:
     return decode(raw, Check)
 
 
-def plan_batch_item(admission: Admission, item: bytes) -> CheckPlan | Exception:
-    """Decode one check of a batch. A Problem with its JSON is the answer to this check, not to the batch."""
-    try:
-        return plan_or_refusal(admission, decode_check(item))
-    except Problem as problem:
-        return problem
-
-
 class BatchPlaces:
     """The caller of equal checks in a row: their verdicts may go to any of their places."""
 
@@ -74,7 +75,7 @@ class BatchPlaces:
     has_disconnected = False  # the answer to the other checks is worth as much
     trace_context: TraceContext | None = None
 
-    def __init__(self, batch: "PendingBatch", first: int) -> None:
+    def __init__(self, batch: "PendingBatch[Any]", first: int) -> None:
         self._batch = batch
         self._next = first
 
@@ -83,26 +84,51 @@ class BatchPlaces:
         self._batch.fill(place, verdict)
 
 
-class PendingBatch:
-    def __init__(self, path: str, request_id: str, on_answer: Callable[[BatchAnswer], object]) -> None:
-        """`on_answer` gets the answer when all checks have theirs."""
+class PendingBatch(Generic[T]):
+    def __init__(
+        self,
+        admission: Admission,
+        plan: Callable[[T], CheckPlan | Exception],
+        on_answer: Callable[[BatchAnswer], object],
+        *,
+        path: str = "",
+        request_id: str = "",
+    ) -> None:
+        """`plan` returns the plan of one check, or why it is refused, or raises that. `on_answer` gets all answers."""
+        self._admission = admission
+        self._plan = plan
+        self._on_answer = on_answer
         self._path = path
         self._request_id = request_id
-        self._on_answer = on_answer
+        self._checks: Sequence[T] = ()
         self._items: list[BatchItem] = []
         self._left = 0
 
-    def submit(self, admission: Admission, plans: Sequence[CheckPlan | Exception]) -> None:
-        self._left = len(plans)
-        self._items = [BatchItem(status=0)] * len(plans)
-        end = 0
-        for _, equal in groupby(plans, key=id):
+    def submit(self, checks: Sequence[T]) -> None:
+        self._checks, self._left = checks, len(checks)
+        self._items = [BatchItem(status=0)] * len(checks)
+        self._submit_part(0)
+
+    def _submit_part(self, begin: int) -> None:
+        """Plan and submit the checks of this turn from the place `begin` on, and leave the rest to the next turns."""
+        part = self._checks[begin : begin + CHECKS_A_TURN]
+        end = begin + len(part)
+        if end < len(self._checks):
+            asyncio.get_running_loop().call_soon(self._submit_part, end)
+        for _, equal in groupby(list(map(self._planned, part)), key=id):
             plan, *others = equal
-            begin, end = end, end + 1 + len(others)
+            place, begin = begin, begin + 1 + len(others)
             if isinstance(plan, Exception):
-                self.fill(begin, plan)
+                self.fill(place, plan)
             else:
-                admission.submit(plan, BatchPlaces(self, begin), end - begin)
+                self._admission.submit(plan, BatchPlaces(self, place), begin - place)
+
+    def _planned(self, check: T) -> CheckPlan | Exception:
+        """Return the plan of a check, or why there is none, which answers this check and not the batch."""
+        try:
+            return self._plan(check)
+        except Exception as error:
+            return error
 
     def fill(self, place: int, outcome: Verdict | Exception) -> None:
         self._items[place] = self._item(outcome)

@@ -14,6 +14,7 @@ it has been read; answers keep their order. Nothing here is a coroutine: the sto
 
 import math
 import re
+from functools import partial
 from time import perf_counter, time
 from typing import Any, ClassVar, NamedTuple
 
@@ -88,10 +89,6 @@ class _Headers:
             self.relevant[name] = value
 
 
-class _NotUtf8(Exception):
-    pass
-
-
 _decode_items = msgspec.json.Decoder(BatchItems).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -164,23 +161,19 @@ class FastPath:
             self.plans.keep(raw, plan)
         return plan
 
-    def plan_batch(self, raw: bytes) -> list[CheckPlan | Exception] | None:
-        """Return the plans of a batch; None where it must be validated as a whole, which FastAPI's route does."""
+    def read_batch(self, raw: bytes) -> list[bytes] | None:
+        """Return the checks of a batch; None where it must be validated as a whole, which FastAPI's route does."""
         if b"\\" in raw or raw.count(b'"checks"') != 1:
             return None  # a name may occur twice
         try:
-            return [self._plan_item(bytes(item)) for item in _decode_items(raw).checks]
-        except (msgspec.MsgspecError, RecursionError, _NotUtf8):
+            str(raw, "utf-8")
+            return [bytes(item) for item in _decode_items(raw).checks]
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             return None
 
-    def _plan_item(self, raw: bytes) -> CheckPlan | Exception:
-        """Return the plan of one check of a batch. A Problem with it answers this check only."""
-        try:
-            return self.plans.find(raw) or self.make_plan(raw)
-        except Problem as problem:
-            if problem.kind == "invalid-json":  # then the batch as a whole is no JSON, either
-                raise _NotUtf8 from None
-            return problem
+    def plan_item(self, raw: bytes, *, may_adjust: bool) -> CheckPlan | Exception:
+        """Return the plan of one check of a batch, or why it is refused, or raise Problem."""
+        return authorize(self.plans.find(raw) or self.make_plan(raw), may_adjust=may_adjust)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -336,13 +329,15 @@ class FastProtocol(BoundedProtocol):
             self.fast_path.admission.submit(plan, caller or self)
 
     def _decide_batch(self, head: Head, body: bytes) -> None:
-        plans = self.fast_path.plan_batch(body)
-        if plans is None:
+        path = self.fast_path
+        checks = path.read_batch(body)
+        if checks is None:
             self._head = None
             self._hand_on(self._raw)
-        else:
-            plans = [authorize(plan, may_adjust=head.may_adjust) for plan in plans]
-            PendingBatch(BATCH, self._request_id, self._on_batch_answer).submit(self.fast_path.admission, plans)
+            return
+        plan = partial(path.plan_item, may_adjust=head.may_adjust)
+        request_id = self._request_id
+        PendingBatch(path.admission, plan, self._on_batch_answer, path=BATCH, request_id=request_id).submit(checks)
 
     def _on_batch_answer(self, answer: BatchAnswer) -> None:
         self._answer(HttpAnswer(200, "application/json", {}, _encode(answer)))

@@ -4,6 +4,7 @@ import asyncio
 from functools import partial
 from typing import Annotated
 
+import msgspec
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from protocol.check import (
@@ -21,9 +22,9 @@ from protocol.check import (
     Subject,
 )
 from regional_agent.admission.engine import NoPoliciesYet, resolve
-from regional_agent.admission.plan import InvalidField
+from regional_agent.admission.plan import CheckPlan, InvalidField
 from regional_agent.agent import RegionalAgent
-from regional_agent.http.batch import PendingBatch, authorize, plan_batch_item
+from regional_agent.http.batch import PendingBatch, authorize, decode_check
 from regional_agent.http.callers import CallerRules, adjust_forbidden
 from regional_agent.http.refusals import REFUSALS, problem_of
 from regional_agent.http.schemas import BatchItems, check_response, hold_response
@@ -109,10 +110,13 @@ async def check_batch(request: Request, region: TheRegion) -> Response:
     """
     items = (await read_parts(request, BatchItems)).checks
     answer: asyncio.Future[BatchAnswer] = asyncio.get_running_loop().create_future()
-    batch = PendingBatch(request.url.path, request_id_of(request.scope), partial(resolve, answer))
     may_adjust = rules_of(request).request_may_adjust(request)
-    plans = [authorize(plan_batch_item(region.admission, bytes(item)), may_adjust=may_adjust) for item in items]
-    batch.submit(region.admission, plans)
+
+    def plan(item: msgspec.Raw) -> CheckPlan | Exception:
+        return authorize(region.admission.plan_check(decode_check(bytes(item))), may_adjust=may_adjust)
+
+    path, request_id = request.url.path, request_id_of(request.scope)
+    PendingBatch(region.admission, plan, partial(resolve, answer), path=path, request_id=request_id).submit(items)
     return reply(await answer)
 
 

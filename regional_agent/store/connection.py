@@ -130,13 +130,22 @@ class _Protocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's has no such base class
 
-    def send(self, arguments: Sequence[Argument], on_reply: OnReply, timeout_s: float, *, at_once: bool) -> None:
+    def send(
+        self,
+        arguments: Sequence[Argument],
+        on_reply: OnReply,
+        timeout_s: float,
+        *,
+        at_once: bool = False,
+        is_decision: bool = False,
+    ) -> None:
+        """Send a command, with all others of this turn of the event loop or `at_once`, with those before it."""
         if self._transport is None or self._transport.is_closing():
             on_reply(StoreUnavailable("the store's connection is closed"))
             return
         packed = hiredis.pack_command(tuple(arguments))  # type: ignore[arg-type]  # its stub knows one-tuples only
         now = self._loop.time()
-        self._waiting.append(_Call(now, timeout_s, on_reply, at_once))
+        self._waiting.append(_Call(now, timeout_s, on_reply, is_decision))
         if self._check_at is None or now + timeout_s < self._check_at:
             self._schedule_check(now + timeout_s)
         if at_once and not self._unsent:
@@ -336,20 +345,23 @@ class StoreConnection:
             raise self._not_connected()
         return await (self._ask(*arguments) if durability is None else self._ask_with(durability, arguments))
 
-    def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None:
-        """Send a command at once, not at the end of the turn. `on_reply` gets the reply, or why there is none."""
-        self.send_with(self._durability, arguments, on_reply)
+    def send(self, arguments: Sequence[Argument], on_reply: OnReply, durability: Durability | None = None) -> None:
+        """Send a decision, or what it needs. `on_reply` gets the reply, or why there is none.
 
-    def send_with(self, durability: Durability | None, arguments: Sequence[Argument], on_reply: OnReply) -> None:
+        It is written at once, not at the end of the turn; to a node of a Cluster with the calls of its other cells.
+
+        `durability`: how the writes of this call are confirmed, where cells share the connection.
+        """
         if self.fingerprint is None or self._protocol is None:
             on_reply(self._not_connected())
             return
         self.calls += 1
-        timeout_s = self._statistics.decision_timeout.seconds
+        timeout_s, at_once = self._statistics.decision_timeout.seconds, not self._is_node
+        durability = durability or self._durability
         if durability is None:
-            self._protocol.send(arguments, on_reply, timeout_s, at_once=True)
+            self._protocol.send(arguments, on_reply, timeout_s, at_once=at_once, is_decision=True)
         else:
-            self._submit(self._protocol, durability, arguments, on_reply, timeout_s, at_once=True)
+            self._submit(self._protocol, durability, arguments, on_reply, timeout_s, at_once=at_once, is_decision=True)
 
     def _not_connected(self) -> StoreUnavailable:
         self._statistics.failures[NOT_CONNECTED] += 1
@@ -363,16 +375,17 @@ class StoreConnection:
         on_reply: OnReply,
         timeout_s: float,
         *,
-        at_once: bool,
+        at_once: bool = False,
+        is_decision: bool = False,
     ) -> None:
         if durability is None or arguments[0] not in SCRIPTS:
-            protocol.send(arguments, on_reply, timeout_s, at_once=at_once)
+            protocol.send(arguments, on_reply, timeout_s, at_once=at_once, is_decision=is_decision)
             return
         *commands, last = arguments, *durability.commands(timeout_s)
         proof = _DurabilityProof(durability, len(commands) + 1, on_reply)
         for command in commands:
-            protocol.send(command, proof.on_reply, timeout_s, at_once=False)
-        protocol.send(last, proof.on_reply, timeout_s, at_once=at_once)
+            protocol.send(command, proof.on_reply, timeout_s)
+        protocol.send(last, proof.on_reply, timeout_s, at_once=at_once, is_decision=is_decision)
 
     def prove_durability(self, durability: Durability | None) -> None:
         """Set how the writes of scripts are confirmed before their replies count; None: the replies count at once."""
@@ -386,7 +399,7 @@ class StoreConnection:
             raise StoreUnavailable(self.fault)
         self.calls += 1
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._submit(self._protocol, durability, arguments, set_result_of(future), self._timeout_s, at_once=False)
+        self._submit(self._protocol, durability, arguments, set_result_of(future), self._timeout_s)
         return await future
 
     async def read_fingerprint(self) -> str:

@@ -4,7 +4,6 @@ lua/ has the scripts; the header of each is its contract.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from protocol.check import NO_COSTS
@@ -15,8 +14,8 @@ from protocol.outcomes import HoldOutcome
 from protocol.units import MAX_UNITS
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.store import keys
-from regional_agent.store.codec import decode_decisions, encode_call, operation_key
-from regional_agent.store.connection import Argument, Reply, Store, StoreError
+from regional_agent.store.check_calls import CheckCalls, decode_decisions, encode_call, operation_key
+from regional_agent.store.connection import Argument, Reply, Store
 from regional_agent.store.library import StoreLibrary
 from regional_agent.store.sources import Library, shipped_library
 from regional_agent.store.types import (
@@ -39,7 +38,6 @@ from regional_agent.store.types import (
     PartUnits,
     RateReports,
     RequestRun,
-    Run,
     SlotCharge,
     SlotReports,
     SlotsInUse,
@@ -76,7 +74,7 @@ class Scripts:
         self._epochs_key = keys.of_cell(keys.EPOCHS, cell)
         self._probe_key = keys.of_cell(keys.PROBE, cell)
         self.confirmed_key = keys.of_cell(keys.CONFIRMED, cell)
-        self._check_function = self.library.library.functions["check"]
+        self.checks = CheckCalls(store, self.library, self._fence_key)
 
     async def _call(self, name: str, names: Sequence[bytes], *arguments: Argument) -> Any:
         """Run a script and return its reply. Raises Fenced, LeaseLost, StoreUnavailable or StoreError."""
@@ -162,38 +160,6 @@ class Scripts:
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
-
-    def send_check(
-        self, incarnation: StoreIncarnation, runs: Sequence[Run], on_call: Callable[[Reply | Exception], None]
-    ) -> None:
-        """Send all runs in one call. Each run gets its outcomes before anything else happens in the event loop.
-
-        `on_call` gets the reply to the call as a whole, before that.
-        """
-        names, arguments = encode_call(self._fence_key, incarnation, runs)
-        call = ("FCALL", self._check_function, len(names), *names, *arguments)
-        self._store.send(call, partial(self._on_check_reply, call, runs, on_call))
-
-    def _on_check_reply(
-        self,
-        call: tuple[Argument, ...],
-        runs: Sequence[Run],
-        on_call: Callable[[Reply | Exception], None],
-        reply: Reply | Exception,
-    ) -> None:
-        """Complete each run with its outcomes: the decisions of the reply, or the reason why there are none."""
-        if isinstance(reply, StoreError) and self.library.repeats(
-            call, reply, partial(self._on_check_reply, call, runs, on_call)
-        ):
-            return
-        on_call(reply)
-        if isinstance(reply, bytes):
-            for run, outcomes in zip(runs, decode_decisions(reply, runs), strict=True):
-                run.complete(outcomes)
-            return
-        reason = reply if isinstance(reply, Exception) else Fenced()
-        for run in runs:
-            run.complete([reason] * run.times)
 
     def probe(self, on_reply: Callable[[Reply | Exception], None]) -> None:
         """Send a write, for a store that has no memory left, or cannot write to its disk, still answers reads."""

@@ -86,7 +86,7 @@ class CellConnection:
         if self.link is None:
             on_reply(self._not_connected())
         else:
-            self.link.send_with(self._durability, arguments, on_reply)
+            self.link.send(arguments, on_reply, self._durability)
 
     async def read_fingerprint(self) -> str:
         return await self._linked().read_fingerprint()

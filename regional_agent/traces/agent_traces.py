@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from protocol.traces.trace_context import TraceContext
 from regional_agent.settings import AgentSettings
-from regional_agent.store.scripts import Scripts
+from regional_agent.store.check_calls import CheckCalls
 from regional_agent.traces.pending_usage import PendingUsage
 from regional_agent.traces.store_calls import TracedCalls
 from web.traces.context import Kind, TraceMetrics
@@ -19,8 +19,8 @@ class AgentTraces:
         self.usage = PendingUsage()
         self.region = region
 
-    def calls(self, scripts: Scripts) -> TracedCalls:
-        return TracedCalls(scripts, self.tracing, self.usage)
+    def around_checks(self, calls: CheckCalls) -> TracedCalls:
+        return TracedCalls(calls, self.tracing, self.usage)
 
     def around_exchange(self, causes: Sequence[TraceContext]) -> AbstractContextManager[object]:
         """Make a span of an exchange that sampled requests caused; it passes their trace on to the coordinator."""

@@ -140,7 +140,7 @@ async def ask_for_hold(scripts: Scripts, incarnation: StoreIncarnation, *charges
         told.extend(decisions)
         answer.set()
 
-    scripts.send_check(incarnation, [RequestRun(hold_request(incarnation, *charges, **rest), 1, hear)], lambda _: None)
+    scripts.checks.send(incarnation, [RequestRun(hold_request(incarnation, *charges, **rest), 1, hear)], lambda _: None)
     await answer.wait()
     if isinstance(told[0], Exception):
         raise told[0]

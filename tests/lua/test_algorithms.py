@@ -17,7 +17,7 @@ from protocol.identifiers import lane_of
 from protocol.limits.rates import WINDOWS, Rate, RateAlgorithm
 from protocol.messages import RateShare
 from regional_agent.store import keys
-from regional_agent.store.batcher import CheckBatcher
+from regional_agent.store.check_calls import CheckBatcher
 from regional_agent.store.connection import Argument, Reply, StoreConnection
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import AgentRateDemand, PolicyDecision, RateCharge, StoreIncarnation, StoreRequest
@@ -175,7 +175,7 @@ async def test_of_200_clients_at_once_exactly_the_limit_passes(
 ) -> None:
     # So slow, or so long, that nothing refills while the test runs.
     charge = RateCharge(RATE, 1, 1_000, 120, name, 3_600_000)
-    clients = [CheckBatcher(scripts, breaker()) for _ in range(200)]
+    clients = [CheckBatcher(scripts.checks, breaker()) for _ in range(200)]
     decisions = await asyncio.gather(
         *(client.decide(incarnation, StoreRequest("enforce", [charge])) for client in clients)
     )

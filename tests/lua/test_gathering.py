@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from protocol.limits.rates import RateAlgorithm
 from protocol.outcomes import DenialReason
-from regional_agent.store.batcher import MAX_REQUESTS, CheckBatcher
+from regional_agent.store.check_calls import MAX_REQUESTS, CheckBatcher
 from regional_agent.store.connection import StoreConnection, StoreError, StoreUnavailable
+from regional_agent.store.opening import Server
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.sources import LUA
 from regional_agent.store.types import (
@@ -25,6 +26,7 @@ from regional_agent.store.types import (
     StoreRequest,
 )
 from tests.lua.script_helpers import DIMENSIONS, QUOTA, RATE, available, breaker, install, lease_reply
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -41,7 +43,7 @@ async def test_requests_of_one_turn_are_one_call(
 ) -> None:
     await scripts.check(incarnation, "peek", [TOKEN])  # the store knows the script now
     before = connection.calls
-    batcher = CheckBatcher(scripts, breaker())
+    batcher = CheckBatcher(scripts.checks, breaker())
     decisions = await asyncio.gather(*(batcher.decide(incarnation, asked(TOKEN)) for _ in range(MAX_REQUESTS)))
     assert connection.calls == before + 1
     assert [decision.allowed for decision in decisions] == [True] * 10 + [False] * (MAX_REQUESTS - 10)
@@ -53,7 +55,7 @@ async def test_more_requests_than_a_call_holds_are_several_calls(
 ) -> None:
     await scripts.check(incarnation, "peek", [TOKEN])
     before = connection.calls
-    batcher = CheckBatcher(scripts, breaker())
+    batcher = CheckBatcher(scripts.checks, breaker())
     decisions = await asyncio.gather(*(batcher.decide(incarnation, asked(TOKEN)) for _ in range(3 * MAX_REQUESTS - 1)))
     assert connection.calls == before + 3
     assert sum(decision.allowed for decision in decisions) == 10
@@ -63,7 +65,7 @@ async def test_runs_that_fill_a_call_continue_in_the_next(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await scripts.check(incarnation, "peek", [TOKEN])
-    before, told, batcher = connection.calls, list[StoreDecision | Exception](), CheckBatcher(scripts, breaker())
+    before, told, batcher = connection.calls, list[StoreDecision | Exception](), CheckBatcher(scripts.checks, breaker())
     left = 3 * MAX_REQUESTS - 1
     while left:
         run = RequestRun(asked(TOKEN), min(left, batcher.room), told.extend)
@@ -75,6 +77,30 @@ async def test_runs_that_fill_a_call_continue_in_the_next(
         len(told) - 10
     )
     assert len(told) == 3 * MAX_REQUESTS - 1
+
+
+@pytest.mark.parametrize(("is_node", "writes"), [(False, 3), (True, 1)], ids=["single", "node"])
+async def test_calls_of_several_cells_to_one_node_are_written_together(
+    store: str, monkeypatch: pytest.MonkeyPatch, is_node: bool, writes: int
+) -> None:
+    """A single store has one call in a turn, which is written at once. A node has one for each of its cells."""
+    connection = StoreConnection(Server.at(store), timeout_ms=30_000, is_node=is_node)
+    await connection.connect()
+    written, replies = list[bytes](), list[object]()
+    assert connection._protocol is not None
+    transport: Any = connection._protocol._transport
+    write = transport.write
+
+    def counted(data: bytes) -> None:
+        written.append(data)
+        write(data)
+
+    monkeypatch.setattr(transport, "write", counted)
+    for _ in range(3):
+        connection.send(("PING",), replies.append)
+    await until(lambda: len(replies) == 3)
+    assert (replies, len(written)) == ([b"PONG"] * 3, writes)
+    await connection.close()
 
 
 RUN: dict[str, Charge] = {
@@ -91,7 +117,7 @@ async def test_a_run_of_equal_requests_is_decided_as_if_each_came_alone(
     in_a_run, alone = (replace(charge, quota=f"{each}:tenant=acme") for each in ("run", "alone"))
     leases = [lease_reply(quota=each.quota, granted=9, unallocated=0) for each in (in_a_run, alone)]
     await install(scripts, incarnation, *leases)
-    batcher, told, expected = CheckBatcher(scripts, breaker()), list[Any](), list[Any]()
+    batcher, told, expected = CheckBatcher(scripts.checks, breaker()), list[Any](), list[Any]()
     batcher.submit(incarnation, RequestRun(asked(in_a_run), 6, told.extend))
     batcher.submit(incarnation, RequestRun(asked(replace(in_a_run, cost=1)), 1, told.extend))
     for _ in range(6):
@@ -106,7 +132,7 @@ async def test_each_request_of_a_call_is_taken_whole_or_not_at_all(
     scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, lease_reply(granted=5))
-    batcher = CheckBatcher(scripts, breaker())
+    batcher = CheckBatcher(scripts.checks, breaker())
     requests = [asked(UNIT, replace(TOKEN, cost=4)), asked(replace(UNIT, cost=9), TOKEN), asked(UNIT, TOKEN)]
     both, dear, small = await asyncio.gather(*(batcher.decide(incarnation, each) for each in requests))
     assert (both.allowed, dear.allowed, small.allowed) == (True, False, True)
@@ -120,7 +146,7 @@ async def test_an_operation_that_comes_twice_in_a_call_is_charged_once(
 ) -> None:
     await install(scripts, incarnation, lease_reply(granted=100))
     once = Operation("digest-of-id", "digest-of-body", 60_000)
-    batcher = CheckBatcher(scripts, breaker())
+    batcher = CheckBatcher(scripts.checks, breaker())
     requests = [asked(UNIT, operation=once)] * 3 + [asked(UNIT, operation=once._replace(body="digest-of-more"))]
     *same, other = await asyncio.gather(
         *(batcher.decide(incarnation, each) for each in requests), return_exceptions=True
@@ -154,7 +180,7 @@ async def test_a_request_that_fails_fails_alone(
     await install(scripts, incarnation, lease_reply(granted=5))
     once = Operation("digest-of-id", "digest-of-body", 60_000)
     requests = [asked(UNIT), asked(UNIT, spoilt[0], operation=once), asked(spoilt[1], UNIT), asked(UNIT, TOKEN)]
-    batcher = CheckBatcher(scripts, breaker())
+    batcher = CheckBatcher(scripts.checks, breaker())
     answers = await asyncio.gather(*(batcher.decide(incarnation, each) for each in requests), return_exceptions=True)
     first, wrong_type, too_short, last = answers
     assert isinstance(wrong_type, StoreError)
@@ -169,7 +195,7 @@ async def test_an_error_of_the_store_fails_all_requests_of_the_call(
 ) -> None:
     await connection.call("CONFIG", "SET", "maxmemory", "1")
     try:
-        batcher = CheckBatcher(scripts, breaker())
+        batcher = CheckBatcher(scripts.checks, breaker())
         answers = await asyncio.gather(
             *(batcher.decide(incarnation, asked(TOKEN)) for _ in range(3)), return_exceptions=True
         )
@@ -181,7 +207,7 @@ async def test_an_error_of_the_store_fails_all_requests_of_the_call(
 async def test_a_request_to_a_closed_store_fails(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    batcher = CheckBatcher(scripts, breaker())
+    batcher = CheckBatcher(scripts.checks, breaker())
     waiting = [asyncio.create_task(batcher.decide(incarnation, asked(TOKEN))) for _ in range(3)]
     await asyncio.sleep(0)
     connection.reconnect()

@@ -65,7 +65,7 @@ def send(scripts: Scripts, incarnation: StoreIncarnation, *charges: RateCharge) 
             told.set_result(outcomes)
 
     runs = [RequestRun(StoreRequest("enforce", [charge]), 1, on_decisions) for charge in charges]
-    scripts.send_check(incarnation, runs, lambda _: None)
+    scripts.checks.send(incarnation, runs, lambda _: None)
     return told
 
 

@@ -180,7 +180,7 @@ async def test_policies_and_repetitions_of_one_call_share_an_overdraft(
     await is_cut_off(connection, scripts, incarnation)
     told: list[StoreDecision | Exception] = []
     request = StoreRequest("enforce", [charge_of(2), charge_of(1)])
-    scripts.send_check(incarnation, [RequestRun(request, 7, told.extend)], lambda _: None)
+    scripts.checks.send(incarnation, [RequestRun(request, 7, told.extend)], lambda _: None)
     while len(told) < 7:
         await take(scripts, incarnation, 1, mode="peek")
     assert [isinstance(each, StoreDecision) and each.allowed for each in told] == [True] * 6 + [False]

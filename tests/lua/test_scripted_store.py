@@ -208,7 +208,7 @@ class Both(LocalConnection):
     async def _ask(self, *arguments: Argument) -> Any:
         return self.compare(*arguments)
 
-    def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None:
+    def send(self, arguments: Sequence[Argument], on_reply: OnReply, durability: object = None) -> None:
         on_reply(self.compare(*arguments))
 
 
@@ -300,7 +300,7 @@ def test_checks_and_holds_reply_alike(wire: Wire, asked: list[tuple[int, str, li
         parts = [part for charge in charges if (part := hold_part(charge)) is not None]
         hold = HoldTerms(HoldId.fresh(7, 2, parts), 60_000) if mode == "hold" else None
         operation = Operation(f"o-{number % 7}", "body", 60_000) if hold else None
-        scripts.send_check(
+        scripts.checks.send(
             LIFE, [RequestRun(StoreRequest(mode, charges, operation, hold), 1, lambda _: None)], lambda _: None
         )
         if hold and parts:

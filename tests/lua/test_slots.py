@@ -45,7 +45,7 @@ TTL_MS, REMEMBERED_MS = 60_000, 600_000
 
 
 class Direct(Straight):
-    def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None:
+    def send(self, arguments: Sequence[Argument], on_reply: OnReply, durability: object = None) -> None:
         on_reply(at_once(self._ask(*arguments)))
 
 
@@ -62,7 +62,7 @@ class Slots(Clocked):
         told: list[StoreDecision | Exception] = []
         hold = HoldTerms(HoldId.fresh(LIFE.epoch, LIFE.lanes, filter(None, map(hold_part, charges))), ttl_ms)
         request = StoreRequest("hold", charges, Operation(f"o-{self._operations}", "body", TTL_MS), hold)
-        self.scripts.send_check(LIFE, [RequestRun(request, 1, told.extend)], lambda _: None)
+        self.scripts.checks.send(LIFE, [RequestRun(request, 1, told.extend)], lambda _: None)
         assert isinstance(told[0], StoreDecision), told
         return told[0]
 

@@ -52,7 +52,7 @@ class Direct(LocalConnection):
     async def _ask(self, *arguments: Argument) -> Any:
         return self.store.execute(*arguments)
 
-    def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None:
+    def send(self, arguments: Sequence[Argument], on_reply: OnReply, durability: object = None) -> None:
         on_reply(at_once(self._ask(*arguments)))
 
 
@@ -99,7 +99,7 @@ class Region:
         hold = HoldTerms(HoldId.fresh(self.epoch, 1, [part]), 10 * TTL_MS)
         request = StoreRequest("hold", [charge], Operation(f"o-{self.asked}", "body", 60_000), hold)
         told: list[StoreDecision | Exception] = []
-        self.scripts.send_check(self.incarnation, [RequestRun(request, 1, told.extend)], lambda _: None)
+        self.scripts.checks.send(self.incarnation, [RequestRun(request, 1, told.extend)], lambda _: None)
         assert isinstance(told[0], StoreDecision), told
         return told[0]
 

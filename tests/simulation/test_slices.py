@@ -28,7 +28,7 @@ from regional_agent.decision_log.recorder import DecisionRecorder
 from regional_agent.leasing.quotas import Quotas
 from regional_agent.metrics import AgentMetrics
 from regional_agent.shared_limits.share_loop import ShareLoop
-from regional_agent.store.batcher import CheckBatcher
+from regional_agent.store.check_calls import CheckBatcher
 from regional_agent.store.circuit_breaker import StoreCircuitBreaker
 from regional_agent.store.connection import OnReply
 from regional_agent.store.scripts import Scripts
@@ -131,7 +131,7 @@ class Agent:
         )
         self._clock = clock
         breaker = StoreCircuitBreaker(CircuitBreaker(5, 1000), clock, metrics, _nobody_probes, 1000)
-        self.batcher = batcher = CheckBatcher(Scripts(connection), breaker)
+        self.batcher = batcher = CheckBatcher(Scripts(connection).checks, breaker)
         self.metrics, self.quotas, nobody = metrics, Quotas(clock), cast(Any, None)
         keeper: Any = self.epochs
         self.keys = KeyStates(clock)

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from regional_agent.admission.rules.modes import LOOKS, SETS_ASIDE
-from regional_agent.store.codec import decode_decisions
+from regional_agent.store.check_calls import decode_decisions
 from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
 from regional_agent.store.durability import NEVER_PROMOTED
 from regional_agent.store.opening import Server
@@ -528,7 +528,7 @@ class LocalConnection(StoreConnection):
         self.calls += 1
         return self.store.execute(*arguments)
 
-    def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None:
+    def send(self, arguments: Sequence[Argument], on_reply: OnReply, durability: object = None) -> None:
         try:
             reply = self.store.execute(*arguments)
         except StoreError as error:

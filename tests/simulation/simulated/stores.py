@@ -258,13 +258,21 @@ class Wire:
         self._arrives_at = 0.0
         machine.wires.append(self)
 
-    def send(self, arguments: Sequence[Argument], on_reply: OnReply, patience_s: float, *, at_once: bool) -> None:
+    def send(
+        self,
+        arguments: Sequence[Argument],
+        on_reply: OnReply,
+        patience_s: float,
+        *,
+        at_once: bool = False,
+        is_decision: bool = False,
+    ) -> None:
         if not self._is_alive():
             return  # a killed agent sends nothing and waits forever
         if not self._is_open:
             on_reply(StoreUnavailable("the store's connection is closed"))
             return
-        call = _Call(self._loop.time(), patience_s, on_reply, at_once)
+        call = _Call(self._loop.time(), patience_s, on_reply, is_decision)
         self._waiting[call] = None
         deadline = self._loop.time() + patience_s
         self._arrives_at = max(self._arrives_at, self._loop.time() + self._latency_s())

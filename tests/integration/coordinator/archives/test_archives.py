@@ -1,5 +1,6 @@
 """A closed period is archived: its lines leave the database, and every answer stays what it was."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ from coordinator.archives.check import check_archive
 from coordinator.proof.verify import verify
 from protocol.identifiers import lane_of
 from tests.conftest import restricted
-from tests.integration.coordinator.admin_harness import FINGERPRINT, Region, problem
+from tests.integration.coordinator.admin_harness import FINGERPRINT, Region, open_region, problem
 from tests.integration.coordinator.archives.conftest import SECOND_DAY, Archivist, archivist_on, close
 from tests.integration.coordinator.fixtures import connected
-from tests.integration.coordinator.proof.history import ACME, DAY, DECEMBER, MORNING, NOVEMBER
+from tests.integration.coordinator.proof.history import ACME, DAY, DECEMBER, MAILS, MORNING, NOVEMBER
 from tests.integration.coordinator.proof.test_coverage import expect_proven
 
 pytestmark = pytest.mark.anyio
@@ -299,6 +300,37 @@ async def outcome(region: Region, lane: int, seq: int, lease: dict[str, Any]) ->
     answer = await region.client.post(f"/v1/regions/{region.name}/exchanges", json=body)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["replies"][0]["outcome"])
+
+
+async def test_a_seal_does_not_go_back_when_the_last_transfers_left_with_an_archive(archivist: Archivist) -> None:
+    """Usage of a day is the last that was booked, and leaves with its archive. Later seals begin where it ended."""
+    harness, owner, day = archivist.harness, archivist.owner, "2026-12-05"
+    region = await open_region(harness, await harness.caller("admin"), "eu-north")
+    await use_all(region, MAILS, day, archivist.clock.time)
+    archivist.clock.move(days=1)
+    await close(harness, day)
+    await archivist.seal()
+    last = await owner.fetchrow("SELECT id, seq FROM transfer ORDER BY id DESC LIMIT 1")
+    assert last is not None
+    assert last["seq"] is not None, "the last transfer is of a report"
+    await archivist.archive(day)
+    assert await owner.fetchval("SELECT max(id) FROM transfer") < last["id"], "it has left"
+    await archivist.seal()
+    await use_all(region, MAILS, "2026-12-06", archivist.clock.time)
+    await archivist.seal()
+    ends = [row["transfer"] for row in await owner.fetch("SELECT transfer FROM seal ORDER BY number")]
+    assert ends == sorted(ends)
+    assert ends[-1] > ends[-2] == ends[-3] == last["id"]
+    await is_intact(archivist)
+
+
+async def use_all(region: Region, quota: str, period: str, at: datetime) -> None:
+    """Lease units, use some and return the rest in one report, so that nothing is left to expire."""
+    await region.exchange(quota, demands=[{"quota": quota, "waiting": 5}])
+    lease = region.leases[quota, period]
+    lease |= {"consumed": 5, "returned": lease["granted"] - 5}
+    line = {"minute": int(at.timestamp()) // 60, "dimensions": {"tenant": "acme"}, "units": 5}
+    await region.exchange(quota, frozen=[lease | {"lines": [line]}])
 
 
 FORGED = {

@@ -76,7 +76,7 @@ def turns() -> Turns:
 
 def ask(turns: Turns, patience_s: float = PATIENCE_S) -> list[Any]:
     heard: list[Any] = []
-    turns.protocol.send(("PING",), heard.append, patience_s, at_once=True)
+    turns.protocol.send(("PING",), heard.append, patience_s, at_once=True, is_decision=True)
     return heard
 
 
