@@ -10,7 +10,7 @@ from functools import partial
 import structlog
 import uvloop
 
-from benchmarks import agent, booking, central, coordinator, envoy, failures, finance, keys
+from benchmarks import agent, booking, central, coordinator, envoy, failures, finance, keys, sizing
 from benchmarks.allocation import run as allocation
 from benchmarks.allocation import wan
 from benchmarks.frame import FEWEST_TURNS, Lines, conditions, publish, show, write
@@ -32,6 +32,7 @@ BENCHMARKS: Mapping[str, Run] = {
     "finance": finance.run,
     "keys": keys.run,
     "peers": peers.run,
+    "sizing": sizing.run,
 }
 ONLY_HELP = f"they are printed and not written ({', '.join((*peers.SECTIONS, *peers.KINDS_OF_KEYS))})"
 ON_UVLOOP = {"allocation-wan", "coordinator"}  # the load is many connections; what is measured runs in this process

@@ -46,6 +46,17 @@ class Counted(NamedTuple):
         return Counted(*(now - then for now, then in zip(self, before, strict=True)))
 
 
+def for_a_million(found: Counted, checks: int) -> Mapping[str, Figure | str]:
+    millions = checks / 1_000_000
+    return {
+        "checks": f"{checks:,}",
+        "transfers": f"{found.transfers / millions:,.0f}",
+        "reports": f"{found.reports / millions:,.0f}",
+        "MB of tables": f"{found.table_bytes / millions / 1e6:,.1f}",
+        "MB of log": f"{found.log_bytes / millions / 1e6:,.1f}",
+    }
+
+
 class Stream(NamedTuple):
     """Checks of one region: those of one batch after the other, at so many checks a second."""
 
@@ -114,23 +125,15 @@ class Bench:
         """Return the pattern's figures, and which transfers came in how many minutes of the load."""
         lasts_s = lasts_s or self._lasts_s
         if warm_up_s:
-            await self._load(streams, warm_up_s)
+            await self.load(streams, warm_up_s)
         await asyncio.sleep(0 if warm_up_s else 1)
-        before, first = await self._count(), await self._last_transfer()
-        checks = await self._load(streams, lasts_s)
+        before, first = await self.count(), await self._last_transfer()
+        checks = await self.load(streams, lasts_s)
         if not warm_up_s:
             await asyncio.sleep(BOOKED_WITHIN_S)  # each key is booked once, and all of that belongs to it
-        found, millions = (await self._count()).since(before), checks / 1_000_000
-        columns = {
-            "checks": f"{checks:,}",
-            "transfers": f"{found.transfers / millions:,.0f}",
-            "reports": f"{found.reports / millions:,.0f}",
-            "MB of tables": f"{found.table_bytes / millions / 1e6:,.1f}",
-            "MB of log": f"{found.log_bytes / millions / 1e6:,.1f}",
-        }
-        return name, columns, (first, lasts_s / 60)
+        return name, for_a_million((await self.count()).since(before), checks), (first, lasts_s / 60)
 
-    async def _load(self, streams: Sequence[Stream], seconds: float) -> int:
+    async def load(self, streams: Sequence[Stream], seconds: float) -> int:
         """Send batches at their pace. Return how many checks were admitted."""
         async with httpx.AsyncClient(timeout=60) as client:
             return sum(await asyncio.gather(*(self._send(client, stream, seconds) for stream in streams)))
@@ -147,7 +150,7 @@ class Bench:
             raise SystemExit(f"only {admitted} of {batches * BATCH} checks in {stream.region} were admitted")
         return admitted
 
-    async def _count(self) -> Counted:
+    async def count(self) -> Counted:
         await self._postgres.execute("CHECKPOINT")
         row = await self._postgres.fetchrow(_COUNT)
         assert row is not None
@@ -173,9 +176,9 @@ class Bench:
 
     async def _idle(self) -> Case:
         await asyncio.sleep(BOOKED_WITHIN_S)
-        before = await self._count()
+        before = await self.count()
         await asyncio.sleep(IDLE_S)
-        found = (await self._count()).since(before)
+        found = (await self.count()).since(before)
         return Case(
             "a minute later",
             {"transfers a minute": str(found.transfers), "transactions a second": f"{found.commits / IDLE_S:.1f}"},
