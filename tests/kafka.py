@@ -4,14 +4,23 @@ import os
 import secrets
 import signal
 import subprocess
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from leasehold.local_stack.processes import spawn, wait_until
 from tests.certificates import Authority
@@ -93,6 +102,35 @@ class Kafka:
             self.process.wait(BOUND_S)
             self.process = None
 
+    @contextmanager
+    def refusing_producers(self) -> Iterator[Callable[[], None]]:
+        """Let the broker refuse producers of USER, which makes an idempotent one fail for good.
+
+        Yield a function that lets it accept them again.
+        """
+        admin = AdminClient({"bootstrap.servers": self.brokers, "log_level": 0})
+        rules = [
+            AclBinding(kind, name, ResourcePatternType.LITERAL, f"User:{USER}", "*", operation, AclPermissionType.DENY)
+            for kind, name, operation in (
+                (ResourceType.TOPIC, "*", AclOperation.WRITE),
+                (ResourceType.BROKER, "kafka-cluster", AclOperation.IDEMPOTENT_WRITE),
+            )
+        ]
+        for done in admin.create_acls(rules).values():
+            done.result(BOUND_S)
+
+        def accept() -> None:
+            everything = AclBindingFilter(
+                ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+            )
+            for done in admin.delete_acls([everything]).values():
+                done.result(BOUND_S)
+
+        try:
+            yield accept
+        finally:
+            accept()
+
     def topic(self) -> str:
         """Make a topic, and return its name."""
         name = f"decisions-{secrets.token_hex(4)}"
@@ -132,6 +170,9 @@ advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL_SSL://127.0.0.1:{sasl_por
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_SSL:SASL_SSL,CONTROLLER:PLAINTEXT
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+allow.everyone.if.no.acl.found=true
+super.users=User:ANONYMOUS
 sasl.enabled.mechanisms=SCRAM-SHA-512
 listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config=\
 org.apache.kafka.common.security.scram.ScramLoginModule required;

@@ -65,10 +65,14 @@ class Outcome:
         return self.metrics.sent_messages
 
     def lost(self, reason: str) -> float:
-        return (
-            self.registry.get_sample_value("leasehold_coordinator_decision_log_kafka_lost_total", {"reason": reason})
-            or 0.0
-        )
+        return self._value("lost_total", reason=reason)
+
+    @property
+    def reopened(self) -> float:
+        return self._value("producer_reopened_total")
+
+    def _value(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"leasehold_coordinator_decision_log_kafka_{name}", labels) or 0.0
 
 
 @asynccontextmanager
@@ -228,6 +232,12 @@ async def test_a_message_that_is_too_large_is_lost_by_itself(kafka: Kafka) -> No
         assert outcome.lost("refused") == 1
 
 
+def secured(kafka: Kafka) -> dict[str, Any]:
+    """Return the settings of the listener that asks for TLS and a password."""
+    files: dict[str, Any] = {"kafka_ca_file": kafka.authority.file, "kafka_sasl_username": USER}
+    return {"kafka_security_protocol": "sasl_ssl", **files}
+
+
 @pytest.mark.extended
 async def test_brokers_are_reached_by_tls_and_a_password_that_may_change(kafka: Kafka) -> None:
     topic = kafka.topic()
@@ -239,13 +249,8 @@ async def test_brokers_are_reached_by_tls_and_a_password_that_may_change(kafka: 
             return self.value
 
     password = Changing("x")
-    secured: dict[str, Any] = {
-        "kafka_security_protocol": "sasl_ssl",
-        "kafka_ca_file": kafka.authority.file,
-        "kafka_sasl_username": USER,
-    }
     settings = KafkaSettings(
-        kafka_brokers=kafka.sasl_brokers, kafka_topic=topic, kafka_sasl_password=SecretStr("other"), **secured
+        kafka_brokers=kafka.sasl_brokers, kafka_topic=topic, kafka_sasl_password=SecretStr("other"), **secured(kafka)
     ).model_copy(update={"kafka_sasl_password": password})
     outcome = Outcome()
     async with open_publisher(settings, outcome.metrics) as opened:
@@ -256,6 +261,33 @@ async def test_brokers_are_reached_by_tls_and_a_password_that_may_change(kafka: 
         password.value = PASSWORD
         await until(lambda: outcome.sent == 2)
     assert len(await asyncio.to_thread(kafka.read, topic, 2)) == 2
+
+
+@pytest.mark.extended
+async def test_a_producer_that_failed_for_good_is_opened_again_and_its_losses_are_counted(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that refuses a producer its id makes librdkafka's accept nothing any more."""
+    monkeypatch.setattr(publishing, "REOPEN_AFTER_S", 1.0)
+    topic, settings, published = kafka.topic(), secured(kafka) | {"kafka_sasl_password": PASSWORD}, 0
+    with kafka.refusing_producers() as accept:
+        async with publisher(kafka.sasl_brokers, topic, **settings) as (opened, outcome):
+
+            async def publish_until(condition: Callable[[], object]) -> None:
+                nonlocal published
+                async for _ in attempts():
+                    opened.publish(rows(1, first=published))
+                    published += 1
+                    if condition():
+                        return
+                raise AssertionError(f"{outcome.reopened} producers were opened again, {outcome.sent} sent")
+
+            await publish_until(lambda: outcome.lost("fatal") and outcome.reopened)
+            assert "had to be opened again" in (opened.finding or "")
+            accept()
+            await publish_until(lambda: outcome.sent)
+    assert outcome.sent + sum(map(outcome.lost, ("refused", "fatal"))) == published
+    assert len(await asyncio.to_thread(kafka.read, topic, outcome.sent)) == outcome.sent
 
 
 @pytest.mark.parametrize(
