@@ -17,13 +17,14 @@ from coordinator.decision_log.store import read_hasher
 from coordinator.exchange.rules.budget import Budget
 from coordinator.http.pagination import PageLinks, PageQuery
 from coordinator.http.parameters import Instant, QuotaKey, QuotaName, RegionName, Several, Text
-from coordinator.state import CoordinatorDep
+from coordinator.limits.known_names import faults_of_names
+from coordinator.state import Coordinator, CoordinatorDep
 from protocol.check import DenialCause
 from protocol.decision_log.messages import MAX_BATCH_BYTES, DecisionBatch, DecisionsStored, LoggedDecision
 from protocol.identifiers import operation_digest
 from web.bodies import decode, decode_parts, read_compressed_json, reply
 from web.openapi import described
-from web.problems import Problem, refused
+from web.problems import Problem, refused, refused_all
 from web.strict_routes import StrictRoute
 
 agents = APIRouter(tags=["agents"], route_class=StrictRoute)
@@ -161,7 +162,15 @@ async def list_decisions(coordinator: CoordinatorDep, _: Auditor, query: Annotat
         return found, None if after else await read_summary(connection, question)
 
     rows, summary = await coordinator.database.run(read, snapshot=True)
+    await _refuse_unknown_names(query, coordinator, has_rows=bool(rows))
     return reply(DecisionList(rows[: page.size], summary, page.links(rows, lambda row: Place(row.at, row.id))))
+
+
+async def _refuse_unknown_names(query: DecisionQuery, coordinator: Coordinator, *, has_rows: bool) -> None:
+    """Refuse misspelt names. A quota or policy that the limits had once is known if the log has decisions of it."""
+    names = {"region": query.region} | ({} if has_rows else {"quota": query.quota, "policy": query.policy})
+    if faults := await coordinator.database.read(lambda c: faults_of_names(c, names)):
+        raise refused_all(faults)
 
 
 def _window(query: DecisionQuery, now: datetime) -> tuple[datetime, datetime]:

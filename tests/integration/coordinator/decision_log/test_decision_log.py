@@ -196,6 +196,9 @@ async def test_a_region_sends_for_itself_only_and_people_need_a_scope(admin_harn
         ({"reason": "because"}, "reason"),
         ({"outcome": "lost"}, "outcome"),
         ({"key": "no key"}, "key"),
+        ({"region": "mars"}, "region"),
+        ({"quota": "nowhere"}, "quota"),
+        ({"policy": "nowhere"}, "policy"),
     ],
 )
 async def test_a_bad_question_names_its_field(auditor: httpx.AsyncClient, query: dict[str, str], field: str) -> None:
