@@ -20,6 +20,7 @@ from tests.chaos.load import Load
 from tests.chaos.network import table
 from tests.chaos.network.alerts import Alerts, watching
 from tests.chaos.network.faults import FAULTS
+from tests.chaos.network.memory import kind_of_bound
 from tests.chaos.network.stack import DividedStack, Equipment, running
 from tests.chaos.network.trial import try_out
 from tests.chaos.pieces import Stack
@@ -63,6 +64,7 @@ def network(options: argparse.Namespace) -> int:
                 records.append(record)
                 print("\n".join([table.row(record), *record.faults()]), flush=True)
                 contradictions += len(record.faults())
+    kind = f"{kind}, and memory was bounded by {kind_of_bound()}"
     print(f"The places were {kind}.")
     if options.only is None and not options.relays and not contradictions:
         table.publish(records, kind)

@@ -1,7 +1,6 @@
 """The faults that `./dev chaos --network` makes: how each is made and healed, and on which stack."""
 
 import os
-import resource
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from leasehold.local_stack.processes import wait_until
+from tests.chaos.network.memory import bounded_memory
 from tests.chaos.network.stack import STORE, TARGET, WAITING_LANES, DividedStack, Equipment
 from tests.chaos.network.wan import CUT as CLOSED
 from tests.chaos.network.wan import OPEN, Way
@@ -154,13 +154,12 @@ def free_journal_and_begin_store(stack: DividedStack) -> None:
 
 
 def run_out_of_memory(stack: DividedStack) -> None:
-    """Give the store's process no more memory than it has, and let it ask for more until it ends."""
+    """Give the store's process hardly more memory than it has, and let it ask for more until it ends."""
     process = stack.pieces[STORE].process
     assert process is not None
-    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[0])
-    most = pages * os.sysconf("SC_PAGE_SIZE") + SPARE_BYTES
-    resource.prlimit(process.pid, resource.RLIMIT_AS, (most, most))
-    stack.fill_store(lambda: process.poll() is not None)
+    with bounded_memory(process.pid, SPARE_BYTES):
+        stack.fill_store(lambda: process.poll() is not None)
+        process.wait(PATIENCE_S)
 
 
 def move_clock(hours: int) -> Act:
@@ -236,7 +235,7 @@ FAULTS = (
     killed("postgres", "Postgres", NO_COORDINATOR, is_of_all_regions=True),
     hung("postgres", "Postgres", NO_COORDINATOR, is_of_all_regions=True),
     Fault(
-        "store-out-of-memory", "the store ends for want of memory (`RLIMIT_AS`)", run_out_of_memory, begin(STORE),
+        "store-out-of-memory", "the store runs out of memory", run_out_of_memory, begin(STORE),
         alert=NO_STORE,
     ),
     Fault("store-disk-full", "the store's disk is full", fill(STORE), free_store, SMALL_DISKS, alert=NO_STORE),

@@ -1,6 +1,9 @@
 """The quick faults of `./dev chaos --network`, on one stack: the others take stacks of their own, and minutes."""
 
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +11,7 @@ import pytest
 from tests.chaos.network import table
 from tests.chaos.network.alerts import Alerts, names_of_alerts, quickened, watching
 from tests.chaos.network.faults import FAULTS, PLAIN, Fault
+from tests.chaos.network.memory import ADDRESS_SPACE, bounded_memory, kind_of_bound
 from tests.chaos.network.stack import TARGET, DividedStack, running
 from tests.chaos.network.trial import try_out
 
@@ -50,6 +54,20 @@ def test_the_published_page_names_each_alert_once_as_fired_or_as_not() -> None:
     assert fired | others == names_of_alerts()
     assert not fired & others
     assert all(fault.title in rows for fault in FAULTS)
+
+
+def test_a_process_that_needs_more_memory_than_it_may_have_ends() -> None:
+    """In a control group the kernel kills it."""
+    program = "import sys; print(flush=True); sys.stdin.readline(); bytes([1]) * (64 << 20)"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        with bounded_memory(process.pid, spare_bytes=8 << 20):
+            process.stdin.close()
+            status = process.wait(60)
+    assert status == (1 if kind_of_bound() == ADDRESS_SPACE else -signal.SIGKILL)
 
 
 def test_durations_of_rules_are_divided_and_thresholds_stay() -> None:
