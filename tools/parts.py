@@ -261,6 +261,11 @@ TABLE: Mapping[str, InstalledPackages | Unpacked] = {
         ("prometheus", "promtool"),
         "Prometheus and promtool, for tests of the metrics, the alerts and the dashboards",
     ),
+    "postgresql": InstalledPackages(
+        ("postgresql",),
+        lambda: next(Path("/usr/lib/postgresql").glob("*/bin/postgres"), None),
+        "Debian's PostgreSQL, which has TLS, for a test that types the guide of three regions",
+    ),
     "chromium": InstalledPackages(
         ("chromium",),
         partial(_find_program, "chromium", "google-chrome"),

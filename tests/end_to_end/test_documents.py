@@ -19,6 +19,7 @@ from web.tls.context import TlsFiles, client_context, server_context
 ROOT = Path(__file__).parent.parent.parent
 PAGES = ["README.md", *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md")))]
 TLS = "docs/guides/tls.md"  # its examples need no stack
+THREE_REGIONS = "docs/guides/three-regions.md"  # it has a test of its own
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PORT = re.compile(r"127\.0\.0\.1:(84\d\d)")
 
@@ -40,7 +41,7 @@ def exported(stack: Launcher) -> str:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("page", [page for page in PAGES if examples(page) and page != TLS])
+@pytest.mark.parametrize("page", [page for page in PAGES if examples(page) and page not in (TLS, THREE_REGIONS)])
 def test_every_example_of_a_page_works(page: str, stack: Launcher, exported: str) -> None:
     for example in examples(page):
         printed = run(example, stack, exported)
@@ -136,6 +137,7 @@ def test_the_pages_have_examples() -> None:
         "docs/guides/regions.md": 6,
         "docs/guides/services.md": 7,
         "docs/guides/stores.md": 1,
+        "docs/guides/three-regions.md": 19,
         "docs/guides/tls.md": 2,
         "docs/how-to.md": 10,
         "docs/quickstart.md": 6,
