@@ -1,6 +1,7 @@
 """The settings of an agent. `main` reads them from the environment once, and passes them on."""
 
 import os
+import re
 import socket
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -17,6 +18,7 @@ from web.connections import MAX_CONNECTIONS
 from web.credentials.jwt_settings import JwtSettings
 from web.settings import READ_AT_START
 from web.tls.context import TlsFiles
+from web.tls.peers import IDENTITY_PATTERN
 from web.tls.settings import (
     CertFile,
     ClientCaFile,
@@ -188,6 +190,21 @@ class AgentSettings(JwtSettings, TraceSettings):
             "token."
         ),
     )
+    service_identities: str = Field(
+        default="",
+        max_length=16_000,
+        examples=["spiffe://example.org/billing spiffe://example.org/web"],
+        description=(
+            "Names in the client certificates of services that need no token, separated by white space: URIs such as "
+            "SPIFFE IDs, or host names. Needs `TLS_CLIENT_CA_FILE`."
+        ),
+    )
+    adjust_identities: str = Field(
+        default="",
+        max_length=16_000,
+        examples=["spiffe://example.org/billing"],
+        description="The same for services that may do what the adjust token permits.",
+    )
     adjust_ceiling: int = Field(
         default=100, ge=1, le=1_000_000, examples=[100], description="Largest adjustment, as a multiple of the limit."
     )
@@ -354,6 +371,13 @@ class AgentSettings(JwtSettings, TraceSettings):
             raise ValueError(f"a token has {MIN_TOKEN_CHARS} or more letters, digits or characters of -._~+/=")
         return value
 
+    @field_validator("service_identities", "adjust_identities")
+    @classmethod
+    def _are_identities(cls, value: str) -> str:
+        if wrong := [each for each in value.split() if not re.match(IDENTITY_PATTERN, each)]:
+            raise ValueError(f"{wrong[0]!r} is neither a URI, such as spiffe://example.org/web, nor a host name")
+        return value
+
     @field_validator("store_library")
     @classmethod
     def _is_a_library(cls, value: Path | None) -> Path | None:
@@ -395,6 +419,20 @@ class AgentSettings(JwtSettings, TraceSettings):
             raise ValueError("LEASEHOLD_AGENT_TLS_CERT_FILE is set, and a unix socket (LEASEHOLD_AGENT_UDS) has no TLS")
         return self
 
+    @model_validator(mode="after")
+    def _can_verify_identities(self) -> Self:
+        for name in ("service_identities", "adjust_identities"):
+            if getattr(self, name).split() and self.tls_client_ca_file is None:
+                raise ValueError(
+                    f"LEASEHOLD_AGENT_{name.upper()} is set without LEASEHOLD_AGENT_TLS_CLIENT_CA_FILE, whose"
+                    " authorities sign the certificates"
+                )
+        return self
+
+    @property
+    def has_identities(self) -> bool:
+        return bool(self.service_identities.split() or self.adjust_identities.split())
+
     @property
     def coordinator_urls(self) -> list[str]:
         """Return the addresses of coordinators, each once."""
@@ -427,7 +465,7 @@ class AgentSettings(JwtSettings, TraceSettings):
 
     @model_validator(mode="after")
     def _requires_a_token_elsewhere(self) -> Self:
-        if self.service_token is not None or self.jwt_issuer:
+        if self.service_token is not None or self.jwt_issuer or self.has_identities:
             return self
         hosts = {"HOST": None if self.uds else self.host, "GRPC_HOST": self.grpc_address[0] if self.has_grpc else None}
         for name, host in hosts.items():

@@ -22,6 +22,7 @@ from web.bodies import reply
 from web.openapi import described
 from web.problems import Problem
 from web.strict_routes import BodyModel
+from web.tls.peers import IDENTITY_PATTERN
 
 router = APIRouter(tags=["operations"], route_class=IdempotentRoute)
 Reader = Annotated[Caller, Depends(RequireScope("quota:read"))]
@@ -32,7 +33,7 @@ Admin = Annotated[Caller, Depends(RequireScope("admin"))]
 PathRegion = Annotated[RegionName, Path()]
 RegionStatus = Literal["active", "draining", "down"]
 MAX_IDENTITIES = 16
-Identity = Annotated[str, Field(pattern=r"^([a-z][a-z0-9+.-]*://[!-~]+|[a-z0-9-]+(\.[a-z0-9-]+)+)$", max_length=1000)]
+Identity = Annotated[str, Field(pattern=IDENTITY_PATTERN, max_length=1000)]
 
 
 class RegionBody(BodyModel):

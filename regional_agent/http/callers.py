@@ -11,12 +11,16 @@ bearer may book beyond limits: `mode: adjust`, and commits beyond what a hold ha
 Of each there may be several, and those in files may change while the agent runs. JWTs of an issuer are accepted beside
 them: they may check with the scope `service:check`, and book beyond limits with `service:adjust`. `admit` verifies one;
 until then, and when it has expired, its caller is refused.
+
+A service may show a client certificate instead of a token, if the settings have a name in it as an identity. TLS has
+verified the certificate at the handshake, so what it permits holds for the connection.
 """
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -26,10 +30,13 @@ from protocol.addresses import is_loopback
 from regional_agent.settings import ADJUST_SCOPE, CHECK_SCOPE, SERVICE_SCOPES, AgentSettings, tokens_in
 from web.credentials.file_secret import READ_EVERY_S
 from web.credentials.verify_jwt import JwtVerifier, is_jwt
+from web.http_protocol import CLIENT_CERTIFICATE
 from web.problems import Problem
+from web.tls.peers import PeerCertificate
 from web.tokens import is_one_of, token_hash, token_in
 
 Hashes = tuple[bytes, ...]
+REQUIRED = "this agent asks for a token: Authorization: Bearer <token>"
 
 
 class Permission(NamedTuple):
@@ -45,6 +52,8 @@ class CallerRules:
     def __init__(self, settings: AgentSettings, jwt_verifier: JwtVerifier | None = None) -> None:
         self._settings = settings
         self._service_tokens, self._adjust_tokens = self._read_tokens()
+        self._adjust_identities = frozenset(settings.adjust_identities.split())
+        self._identities = self._adjust_identities.union(settings.service_identities.split())
         self._jwt_verifier = jwt_verifier
         self.on_change: list[Callable[[], None]] = []  # called when other callers are accepted than before
         if jwt_verifier is not None:
@@ -52,20 +61,46 @@ class CallerRules:
         # No browser reaches a unix socket, and clients name any host there.
         self._own_hosts = None if settings.uds else frozenset((settings.host.lower(),))
 
+    def identified(self, certificate: PeerCertificate | None) -> PeerCertificate | None:
+        """Return the certificate of a connection if a name in it is an identity here, else None."""
+        return certificate if certificate is not None and self._identities.intersection(certificate.names) else None
+
     def permission(
-        self, authorization: Sequence[str], host: Sequence[str], origin: Sequence[str]
+        self,
+        authorization: Sequence[str],
+        host: Sequence[str],
+        origin: Sequence[str],
+        certificate: PeerCertificate | None = None,
     ) -> Permission | Problem:
-        """Return what the caller may do, or why it is refused, given the values of three headers."""
+        """Return what the caller may do, or why it is refused, given the values of three headers.
+
+        `certificate` is what `identified` has returned for the connection. A token takes precedence.
+        """
+        if certificate is not None and not authorization:
+            return self._permission_of_certificate(certificate, origin)
         given = token_in(authorization[0]) if len(authorization) == 1 else None
         if is_one_of(given, self._adjust_tokens):
             return Permission(may_adjust=True)
         if is_one_of(given, self._service_tokens):
-            return Permission(may_adjust=not self._adjust_tokens)
+            return Permission(self._all_may_adjust)
         if self._jwt_verifier is not None and given is not None and is_jwt(given):
             return self._permission_of_jwt(self._jwt_verifier, given)
-        if self._service_tokens or self._jwt_verifier is not None:
-            return _no_token()
-        return self._why_not_local(host, origin) or Permission(may_adjust=not self._adjust_tokens)
+        if self._service_tokens or self._jwt_verifier is not None or self._identities:
+            return _unauthenticated(REQUIRED)
+        return self._why_not_local(host, origin) or Permission(self._all_may_adjust)
+
+    @property
+    def _all_may_adjust(self) -> bool:
+        """Return whether no caller is named that may do more than others."""
+        return not self._adjust_tokens and not self._adjust_identities
+
+    def _permission_of_certificate(self, certificate: PeerCertificate, origin: Sequence[str]) -> Permission | Problem:
+        if origin:  # a browser shows its user's certificate for any page
+            return Problem("foreign-origin", "A client certificate permits nothing to web pages.")
+        if not certificate.is_valid_now:
+            return _unauthenticated("The client certificate has expired.", {"Connection": "close"})
+        may_adjust = self._all_may_adjust or bool(self._adjust_identities.intersection(certificate.names))
+        return Permission(may_adjust, certificate.ends_at_s)
 
     def _why_not_local(self, host: Sequence[str], origin: Sequence[str]) -> Problem | None:
         if any(not self._is_own(f"//{value}") for value in host):
@@ -77,7 +112,7 @@ class CallerRules:
     def _permission_of_jwt(self, verifier: JwtVerifier, token: str) -> Permission | Problem:
         identity = verifier.find_known(token)
         if identity is None:
-            return _no_token()
+            return _unauthenticated(REQUIRED)
         if not identity.scopes & set(SERVICE_SCOPES):
             return Problem("forbidden", f"The token lacks the scope `{CHECK_SCOPE}`.")
         return Permission(ADJUST_SCOPE in identity.scopes, verifier.last_moment_s(identity))
@@ -108,7 +143,9 @@ class CallerRules:
         return token if token is not None and is_jwt(token) else None
 
     def _permission_of(self, request: Request) -> Permission | Problem:
-        return self.permission(*(request.headers.getlist(name) for name in ("authorization", "host", "origin")))
+        authorization, host, origin = map(request.headers.getlist, ("authorization", "host", "origin"))
+        certificate = self.identified(getattr(request.state, CLIENT_CERTIFICATE, None))
+        return self.permission(authorization, host, origin, certificate)
 
     def _is_own(self, url: str) -> bool:
         if self._own_hosts is None:
@@ -152,6 +189,5 @@ def adjust_forbidden() -> Problem:
     return Problem("forbidden", detail)
 
 
-def _no_token() -> Problem:
-    headers = {"WWW-Authenticate": "Bearer"}
-    return Problem("unauthenticated", "this agent asks for a token: Authorization: Bearer <token>", headers=headers)
+def _unauthenticated(detail: str, headers: Mapping[str, str] = MappingProxyType({})) -> Problem:
+    return Problem("unauthenticated", detail, headers={"WWW-Authenticate": "Bearer", **headers})

@@ -12,6 +12,7 @@ A connection has one request under way at a time. What the client sends behind i
 it has been read; answers keep their order. Nothing here is a coroutine: the store's reply calls back.
 """
 
+import asyncio
 import math
 import re
 from functools import partial
@@ -37,6 +38,7 @@ from web.http_protocol import BoundedProtocol
 from web.metrics import HttpMetrics
 from web.problems import Problem
 from web.request_ids import harmless, new_request_id
+from web.tls.peers import PeerCertificate, call_before_end
 
 CHECK, BATCH = "/v1/check", "/v1/check:batch"
 REQUEST_PREFIX, END_OF_HEAD = b"POST /v1/check", b"\r\n\r\n"
@@ -62,8 +64,10 @@ class Head(NamedTuple):
     body_bytes: int = 0
     request_id: str | None = None
     may_adjust: bool = True
-    expires_at_s: float = math.inf  # when the caller's JWT is not accepted any more
+    expires_at_s: float = math.inf  # when the caller's JWT or certificate is not accepted any more
 
+
+HeadKey = bytes | tuple[PeerCertificate, bytes]  # with the certificate that its connection was accepted for
 
 NOT_PLAIN = Head(False)
 INCOMPLETE = Head(True, body_bytes=1)
@@ -106,8 +110,8 @@ class FastPath:
         self.admission = admission
         self.metrics = metrics
         self._max_body_bytes = max_body_bytes
-        self._callers = callers
-        self.heads: dict[bytes, Head] = {}  # also whether their callers are accepted
+        self.callers = callers
+        self.heads: dict[HeadKey, Head] = {}  # also whether their callers are accepted
         callers.on_change.append(self.heads.clear)
         self.plans: CheckCache[bytes, CheckPlan] = CheckCache(admission)
         self._default_headers: list[tuple[bytes, bytes]] = []
@@ -115,17 +119,18 @@ class FastPath:
 
     # --- heads --------------------------------------------------------------------------------------------------------
 
-    def read_head(self, raw: bytes) -> Head:
+    def read_head(self, key: HeadKey) -> Head:
         """Parse a head, and keep it in `heads` if it may come again."""
-        head = self._parse_head(raw)
+        certificate, raw = (None, key) if isinstance(key, bytes) else key
+        head = self._parse_head(raw, certificate)
         # One with an id of its own does not repeat. One that is not plain may be so next time, if it has a JWT.
         if head.is_plain and head.request_id is None and len(raw) <= MAX_HEAD_BYTES:
             if len(self.heads) >= MAX_HEADS:
                 self.heads.clear()
-            self.heads[raw] = head
+            self.heads[key] = head
         return head
 
-    def _parse_head(self, raw: bytes) -> Head:
+    def _parse_head(self, raw: bytes, certificate: PeerCertificate | None) -> Head:
         headers = _Headers()
         parser = httptools.HttpRequestParser(headers)
         try:
@@ -134,9 +139,9 @@ class FastPath:
             return NOT_PLAIN
         if headers.relevant is None or parser.get_http_version() != "1.1":
             return NOT_PLAIN
-        return self._check_head(raw[5 : raw.index(b" ", 5)].decode("latin-1"), headers.relevant)
+        return self._check_head(raw[5 : raw.index(b" ", 5)].decode("latin-1"), headers.relevant, certificate)
 
-    def _check_head(self, path: str, relevant: dict[bytes, bytes]) -> Head:
+    def _check_head(self, path: str, relevant: dict[bytes, bytes], certificate: PeerCertificate | None) -> Head:
         length = relevant.get(b"content-length", b"")
         is_plain = (
             path in (CHECK, BATCH)
@@ -146,7 +151,10 @@ class FastPath:
             and relevant.get(b"content-type", b"").lower() in PLAIN_TYPES
             and relevant.get(b"connection", b"keep-alive").lower() == b"keep-alive"
         )
-        caller = self._callers.permission(*(_values(relevant, name) for name in CALLER)) if is_plain else None
+        if not is_plain:
+            return NOT_PLAIN
+        authorization, host, origin = (_values(relevant, name) for name in CALLER)
+        caller = self.callers.permission(authorization, host, origin, certificate)
         if not isinstance(caller, Permission):
             return NOT_PLAIN
         request_id = harmless(relevant.get(b"x-request-id", b""))
@@ -214,6 +222,13 @@ class FastProtocol(BoundedProtocol):
         self._needed_bytes = 0  # of them, for a complete request
         self._answered_at_s = 0.0
         self._is_last = False
+        self._identified: PeerCertificate | None = None  # the client's certificate, if it stands for a token
+        self._end: asyncio.TimerHandle | None = None  # before that certificate's
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._identified = self.fast_path.callers.identified(self._client_certificate)
+        self._end = call_before_end(self._identified, self.shutdown)
 
     @property
     def has_disconnected(self) -> bool:
@@ -295,9 +310,10 @@ class FastProtocol(BoundedProtocol):
         raw, self._traceparent = data[:end], None
         if TRACEPARENT in raw and (line := TRACEPARENT_LINE.search(raw)) is not None:
             raw, self._traceparent = raw[: line.start()] + raw[line.end() :], line[1]
-        head = self.fast_path.heads.get(raw)
+        key: HeadKey = raw if self._identified is None else (self._identified, raw)
+        head = self.fast_path.heads.get(key)
         if head is None or head.expires_at_s <= time():
-            head = self.fast_path.read_head(raw)
+            head = self.fast_path.read_head(key)
         return head, end
 
     def _hand_on(self, data: bytes) -> None:
@@ -411,6 +427,8 @@ class FastProtocol(BoundedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unread.clear()
+        if self._end is not None:
+            self._end.cancel()
         super().connection_lost(exc)
 
 

@@ -6,10 +6,13 @@ for one, has none here.
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from time import time
 from typing import Any, NamedTuple
 
 MAX_NAMES = 64  # a certificate with more of them names nothing
+IDENTITY_PATTERN = r"^([a-z][a-z0-9+.-]*://[!-~]+|[a-z0-9-]+(\.[a-z0-9-]+)+)$"  # a URI, or a host name
+END_BEFORE_S = 1.0  # the end of a certificate, a connection that it permits is ended
 
 
 class PeerCertificate(NamedTuple):
@@ -34,6 +37,12 @@ def peer_certificate_of(transport: asyncio.BaseTransport) -> PeerCertificate | N
     names = tuple(dict.fromkeys(name for kind, value in named if (name := _name(kind, value))))
     ends_at_s = ssl.cert_time_to_seconds(str(certificate["notAfter"]))
     return PeerCertificate(names if len(names) <= MAX_NAMES else (), ends_at_s)
+
+
+def call_before_end(certificate: PeerCertificate | None, end: Callable[[], object]) -> asyncio.TimerHandle | None:
+    """End a connection shortly before the certificate that permits it, so that the next one shows its successor."""
+    left_s = 0.0 if certificate is None else certificate.ends_at_s - time() - END_BEFORE_S
+    return asyncio.get_running_loop().call_later(left_s, end) if left_s > 0 else None
 
 
 def _name(kind: str, value: str) -> str | None:

@@ -1,5 +1,6 @@
 """Decide which callers of the gRPC door may call which method: by the rules of the HTTP door, for each head once."""
 
+import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from regional_agent.envoy.door.hpack import Header
 from regional_agent.envoy.door.methods import GrpcError, Methods, Status, StreamMethod, UnaryMethod
 from regional_agent.http.callers import CallerRules
 from web.problems import Problem
+from web.tls.peers import PeerCertificate, peer_certificate_of
 
 _STATUSES = {"unauthenticated": Status.UNAUTHENTICATED}  # of a caller that is refused; else PERMISSION_DENIED
 
@@ -38,12 +40,16 @@ class DoorCallers:
         """Call a function whenever other callers are accepted than before."""
         self._rules.on_change.append(call)
 
-    def authorize(self, headers: Sequence[Header]) -> AuthorizedHead:
+    def identified(self, transport: asyncio.Transport) -> PeerCertificate | None:
+        """Return the certificate of a connection's client, if it stands for a token."""
+        return self._rules.identified(peer_certificate_of(transport))
+
+    def authorize(self, headers: Sequence[Header], certificate: PeerCertificate | None) -> AuthorizedHead:
         """Raises MalformedRequest."""
         request = parse_head(headers)
         if request.http_status:
             return AuthorizedHead("other", {}, request.content_length, http_status=request.http_status)
-        found = self._permitted(request)
+        found = self._permitted(request, certificate)
         if found.refusal is not None and self._rules.may_become_known(request.values(b"authorization")):
             return found._replace(refusal=None, unverified=request)
         return found
@@ -57,7 +63,7 @@ class DoorCallers:
             return head._replace(refusal=_refusal(problem), unverified=None)
         return self._permitted(head.unverified)
 
-    def _permitted(self, request: RequestHead) -> AuthorizedHead:
+    def _permitted(self, request: RequestHead, certificate: PeerCertificate | None = None) -> AuthorizedHead:
         path = request.path
         head = AuthorizedHead(
             path,
@@ -68,7 +74,8 @@ class DoorCallers:
         )
         if path not in self._public:
             # Every name is this agent's: proxies send that of their cluster. No page of a browser can call gRPC.
-            permission = self._rules.permission(request.values(b"authorization"), (), request.values(b"origin"))
+            authorization, origin = request.values(b"authorization"), request.values(b"origin")
+            permission = self._rules.permission(authorization, (), origin, certificate)
             if isinstance(permission, Problem):
                 return head._replace(refusal=_refusal(permission))
             head = head._replace(expires_at_s=permission.expires_at_s)

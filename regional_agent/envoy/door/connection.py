@@ -18,6 +18,7 @@ from regional_agent.envoy.door.frames import ConnectionFault, ErrorCode, StreamF
 from regional_agent.envoy.door.heads import MalformedRequest, check_fields
 from regional_agent.envoy.door.hpack import Header, HeaderDecoder, HeaderListTooLarge, InvalidHeaderBlock
 from regional_agent.envoy.door.streams import Stream
+from web.tls.peers import PeerCertificate, call_before_end
 
 if TYPE_CHECKING:
     from regional_agent.envoy.door.callers import AuthorizedHead
@@ -59,6 +60,8 @@ class GrpcConnection(asyncio.Protocol):
         self._peer_stream_window = frames.FIRST_WINDOW
         self._peer_frame_bytes = frames.MAX_FRAME_BYTES
         self._is_draining = self._is_finishing = False
+        self._identified: PeerCertificate | None = None  # the client's certificate, if it stands for a token
+        self._end: asyncio.TimerHandle | None = None  # before that certificate's
         self.opened_s = 0.0
         self.peer = ""
         self.calls = 0
@@ -82,6 +85,8 @@ class GrpcConnection(asyncio.Protocol):
         self.opened_s = perf_counter()
         address = transport.get_extra_info("peername")
         self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix"
+        self._identified = self._door.callers.identified(transport)
+        self._end = call_before_end(self._identified, self.drain)
         settings = {
             frames.MAX_CONCURRENT_STREAMS: self._door.max_streams,
             frames.INITIAL_WINDOW_SIZE: self._door.stream_window,
@@ -91,6 +96,8 @@ class GrpcConnection(asyncio.Protocol):
         self._door.opened(self)
 
     def connection_lost(self, _: Exception | None) -> None:
+        if self._end is not None:
+            self._end.cancel()
         for stream in list(self._streams.values()):
             self._forget(stream)
         self._door.lost(self)
@@ -275,7 +282,7 @@ class GrpcConnection(asyncio.Protocol):
         changes = self._decoder.changes
         headers = self._decode(stream_id, block)
         try:
-            head = self._door.callers.authorize(headers)
+            head = self._door.callers.authorize(headers, self._identified)
         except MalformedRequest:
             raise StreamFault(ErrorCode.PROTOCOL_ERROR, stream_id) from None
         if self._decoder.changes != changes:

@@ -37,6 +37,8 @@ def test_defaults_stay_on_loopback() -> None:
         ("SERVICE_TOKEN", "long-enough-token short"),
         ("SERVICE_TOKEN", " "),
         ("ADJUST_TOKEN", "with-an-ä-in-the-middle"),
+        ("SERVICE_IDENTITIES", "spiffe://example.org/web *.internal"),
+        ("ADJUST_IDENTITIES", "web"),
     ],
 )
 def test_a_bad_value_names_the_variable_and_gives_an_example(variable: str, value: str) -> None:
@@ -67,6 +69,12 @@ def test_a_token_is_required_except_on_loopback() -> None:
     with pytest.raises(SettingsError, match="LEASEHOLD_AGENT_SERVICE_TOKEN is not set"):
         load_settings(AgentSettings, elsewhere)
     assert load_settings(AgentSettings, elsewhere | {"LEASEHOLD_AGENT_SERVICE_TOKEN": "0123456789abcdef"})
+
+
+@pytest.mark.parametrize("name", ["SERVICE_IDENTITIES", "ADJUST_IDENTITIES"])
+def test_identities_need_an_authority_that_signs_their_certificates(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name} is set without LEASEHOLD_AGENT_TLS_CLIENT_CA_FILE"):
+        load_settings(AgentSettings, GOOD | {f"LEASEHOLD_AGENT_{name}": "spiffe://example.org/web"})
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])

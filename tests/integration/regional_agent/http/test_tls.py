@@ -43,9 +43,9 @@ class Door:
     fast_path: FastPath
 
     @asynccontextmanager
-    async def connected(self) -> AsyncIterator[Raw]:
+    async def connected(self, files: TlsFiles | None = None) -> AsyncIterator[Raw]:
         host, _, port = self.address.removeprefix("https://").rpartition(":")
-        raw = Raw(*await asyncio.open_connection(host, int(port), ssl=client_context(self.files)))
+        raw = Raw(*await asyncio.open_connection(host, int(port), ssl=client_context(files or self.files)))
         try:
             yield raw
         finally:
@@ -54,10 +54,16 @@ class Door:
 
 @pytest.fixture
 async def door(world: World, tmp_path: Path) -> AsyncIterator[Door]:
-    authority = Authority(tmp_path)
+    async with a_door(world, tmp_path) as door:
+        yield door
+
+
+@asynccontextmanager
+async def a_door(world: World, directory: Path, **settings: str) -> AsyncIterator[Door]:
+    authority = Authority(directory)
     ca_file, cert_file, key_file = authority.files("agent")
     files = {"tls_client_ca_file": ca_file, "tls_cert_file": cert_file, "tls_key_file": key_file}
-    app = create_app(world.settings("us-east", **files))
+    app = create_app(world.settings("us-east", **files, **settings))
     region, fast_path = app.state.region, app.state.fast_path
     async with serving(app, protocol=fast_protocol(fast_path), tls=region.tls.http) as address:
         await until(lambda: region.has_epochs and region.admission.policies is not None)

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from regional_agent.settings import AgentSettings
 from regional_agent.tls import tls_of
 from tests.certificates import Authority
 from tests.parts import part
-from tests.waiting import until
+from tests.waiting import attempts, until
 from web.connections import ConnectionLimits
 from web.serving import listening
 
@@ -232,6 +233,34 @@ async def test_tls_asks_for_certificates_as_the_http_door_does(tmp_path: Path) -
             assert await call(channel, b"large") == b"large" * 100
         async with door.channel(**root) as channel:
             assert (await refusal(channel))[0] == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_certificate_with_an_identity_stands_for_a_token_until_it_ends(tmp_path: Path) -> None:
+    """The connection is ended first: no call is refused as unauthenticated on the way."""
+    authority = Authority(tmp_path)
+    ca_file, cert_file, key_file = authority.files("agent")
+    assert ca_file is not None
+    root = ca_file.read_bytes()
+
+    def of(name: str, **options: Any) -> dict[str, bytes]:
+        certificate, key = authority.issue(name, hosts=(), **options)
+        pair = {"certificate_chain": certificate.read_bytes(), "private_key": key.read_bytes()}
+        return {"root_certificates": root, **pair}
+
+    files: dict[str, Any] = {"tls_client_ca_file": ca_file, "tls_cert_file": cert_file, "tls_key_file": key_file}
+    async with serving(service_identities="spiffe://example.org/envoy", **files) as door:
+        async with door.channel(**of("other", uris=["spiffe://example.org/other"])) as channel:
+            assert [(await refusal(channel))[0] for _ in range(2)] == [grpc.StatusCode.UNAUTHENTICATED] * 2
+        own = of("envoy", uris=["spiffe://example.org/envoy"], ends_in=timedelta(seconds=6))
+        async with door.channel(**own) as channel:
+            wrong = [("authorization", "Bearer another-token-of-tests")]
+            assert (await refusal(channel, metadata=wrong))[0] == grpc.StatusCode.UNAUTHENTICATED
+            known = {each.address for each in door.door.clients()}
+            async for _ in attempts():
+                assert await call(channel) == b"hello"
+                if {each.address for each in door.door.clients()} - known:
+                    return
+            raise AssertionError("the connection outlasts its certificate")
 
 
 async def test_health_follows_readiness() -> None:
