@@ -12,15 +12,9 @@ from typing import Any
 
 import msgspec
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import (
-    AclBinding,
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclBinding, AclBindingFilter, AclOperation, AclPermissionType
+from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
 from leasehold.local_stack.processes import spawn, wait_until
 from tests.certificates import Authority
@@ -109,21 +103,18 @@ class Kafka:
         Yield a function that lets it accept them again.
         """
         admin = AdminClient({"bootstrap.servers": self.brokers, "log_level": 0})
-        rules = [
-            AclBinding(kind, name, ResourcePatternType.LITERAL, f"User:{USER}", "*", operation, AclPermissionType.DENY)
+        about: list[Any] = [
+            (kind, name, ResourcePatternType.LITERAL, f"User:{USER}", "*", operation, AclPermissionType.DENY)
             for kind, name, operation in (
                 (ResourceType.TOPIC, "*", AclOperation.WRITE),
                 (ResourceType.BROKER, "kafka-cluster", AclOperation.IDEMPOTENT_WRITE),
             )
         ]
-        for done in admin.create_acls(rules).values():
+        for done in admin.create_acls([AclBinding(*each) for each in about]).values():
             done.result(BOUND_S)
 
         def accept() -> None:
-            everything = AclBindingFilter(
-                ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
-            )
-            for done in admin.delete_acls([everything]).values():
+            for done in admin.delete_acls([AclBindingFilter(*each) for each in about]).values():
                 done.result(BOUND_S)
 
         try:

@@ -20,7 +20,6 @@ from coordinator.http.parameters import (
     MAX_VALUES,
     EpochNumber,
     Flag,
-    PeriodName,
     QuotaKey,
     QuotaNameOrKey,
     Several,
@@ -232,7 +231,7 @@ class ProposalBody(BodyModel):
     ]
     reason: Reason
     quota: QuotaKey | None = None
-    period: PeriodName | None = None
+    period: ValidPeriod | None = None
     lane: Annotated[int | None, Field(ge=0, lt=MAX_LANES, description="The number of a lane.", examples=[0])] = None
     units: Annotated[
         Units | None, Field(description="How many units an `estimate` bills. No other kind has units.")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from web.tls.context import TlsFiles
+
 URL, TOKEN = "LEASEHOLD_URL", "LEASEHOLD_TOKEN"
 TLS_FILES = ("LEASEHOLD_CA_FILE", "LEASEHOLD_CERT_FILE", "LEASEHOLD_KEY_FILE")  # for coordinators and agents
 DEFAULT_URL = "http://127.0.0.1:8400"
@@ -205,15 +207,22 @@ def explained(url: str) -> Iterator[None]:
 
 def verification() -> "ssl.SSLContext | bool":
     """Return how servers are verified, and the certificate that this command shows, as the environment says."""
-    from web.tls.context import CertificatesUnusable, TlsFiles, client_context
+    from web.tls.context import CertificatesUnusable, client_context
 
-    named = [os.environ.get(name) for name in TLS_FILES]
-    if not any(named):
+    files = tls_files()
+    if not any(files):
         return True
     try:
-        return client_context(TlsFiles(*(Path(each) if each else None for each in named)))
+        return client_context(files)
     except CertificatesUnusable as error:
         fail(f"{', '.join(TLS_FILES)}: {error}")
+
+
+def tls_files() -> "TlsFiles":
+    """Return the files of TLS that the environment names."""
+    from web.tls.context import TlsFiles
+
+    return TlsFiles(*(Path(named) if (named := os.environ.get(name)) else None for name in TLS_FILES))
 
 
 def _refuse_too_old(response: "httpx.Response") -> None:

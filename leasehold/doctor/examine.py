@@ -17,7 +17,7 @@ from leasehold.doctor.facts import AccessFacts, ClockFacts, ReleaseFacts
 from leasehold.doctor.probes import probe_health, probe_tls, read_own_checks, reason_of
 from leasehold.doctor.rules import ACCESS_CHECK, CLOCK_CHECK, HEALTH_CHECK, RELEASE_CHECK, TLS_CHECK
 from protocol.clock import SystemClock
-from protocol.diagnosis.checks import Check, CheckResult, CheckState, judge, result_of, unexamined, unknown
+from protocol.diagnosis.checks import Check, CheckResult, CheckState, failure, judge, result_of, unexamined, unknown
 from regional_agent.diagnosis.gather import examine_store
 from regional_agent.diagnosis.rules import STORE_CHECKS
 from regional_agent.store.address import StoreAddress
@@ -145,7 +145,11 @@ class Doctor:
             async with asyncio.timeout(2 * self._installation.timeout_s):
                 return await read_and_examine_database(url, SystemClock(), self._installation.timeout_s)
         except Exception as error:  # of any kind, as in `_within`
-            return unexamined_database(f"it could not be examined: {reason_of(error)}")
+            reason = f"it could not be examined: {reason_of(error)}"
+            # Coordinators may answer for the rest, which would hide that this machine cannot reach it.
+            fault = failure(reason, "Look at --database-url, and at the network between it and this machine.")
+            unreached = result_of(HEALTH_CHECK, "database from this machine", fault)
+            return [unreached, *unexamined_database(reason)]
         finally:
             self._on_progress("examined the database")
 

@@ -72,7 +72,7 @@ def judge_own_clock(facts: ClockFacts) -> Verdict:
 
 HEALTH_CHECK: Check[HealthFacts] = Check(
     "reachable",
-    "`/readyz` of a coordinator or an agent",
+    "`/readyz` of a coordinator or an agent; whether a database that is named answers this machine",
     "it is degraded",
     "it does not answer, or is not ready",
     "Look up the reason's code in docs/guides/health.md.",

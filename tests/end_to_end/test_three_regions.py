@@ -41,8 +41,7 @@ def directory() -> Iterator[Path]:
 
 def test_the_guide_leads_from_the_first_certificate_to_the_first_alert(directory: Path) -> None:
     done = typed(script(free_ports()), directory)
-    printed = dict(re.findall(rf"^{MARK} (\d+)$\n(.*?)(?=^{MARK}|\Z)", done, re.MULTILINE | re.DOTALL))
-    said = list(printed.values())
+    said: list[str] = re.findall(rf"^{MARK} \d+$\n(.*?)(?=^{MARK}|\Z)", done, re.MULTILINE | re.DOTALL)
 
     def block(command: str) -> str:
         """Return what the block with a command has printed."""

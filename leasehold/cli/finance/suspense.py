@@ -7,6 +7,7 @@ import typer
 from leasehold.cli.api import Cli, Column, answer, api_command, fields, person, segment
 from leasehold.cli.output import progress_line, warn
 from protocol.counting import counted
+from protocol.lease import LeaseState
 
 suspense = typer.Typer(
     no_args_is_help=True, help="Resolve units that no report accounts for: one person proposes, and another approves."
@@ -20,10 +21,7 @@ Quotas = Annotated[
 Regions = Annotated[list[str] | None, typer.Option("--region", help="Only this region; repeatable.")]
 Epochs = Annotated[list[int] | None, typer.Option("--epoch", help="Only this epoch; repeatable.")]
 Periods = Annotated[list[str] | None, typer.Option("--period", help="Only this period; repeatable.")]
-States = Annotated[
-    list[str] | None,
-    typer.Option("--state", help="Only leases in this state, such as lost, expired or quarantined; repeatable."),
-]
+States = Annotated[list[LeaseState] | None, typer.Option("--state", help="Only leases in this state; repeatable.")]
 
 SUSPENSE: dict[str, Column] = {
     **fields("period", "quota", "epoch", "region", "state", "suspense", "consumed", "reported_at"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leasehold.cli.api import DEFAULT_URL, TOKEN, URL, verification
+from leasehold.cli.api import DEFAULT_URL, TOKEN, URL, tls_files, verification
 from leasehold.cli.deciding.check import AGENT_TOKEN, AGENT_URL
 from leasehold.cli.environment import secret_of
 from leasehold.cli.output import fail, print_table, progress_line
@@ -98,6 +98,8 @@ def _installation(
     from leasehold.doctor.examine import Installation
     from regional_agent.store.opening import StoreAccess
 
+    _refuse_wrong_addresses(database_url, stores or [])
+    own = tls_files()
     try:
         shown = verification()  # as the environment says, for coordinators that ask for a certificate
         tls = shown if isinstance(shown, ssl.SSLContext) else ssl.create_default_context()
@@ -112,11 +114,23 @@ def _installation(
         agent_token=(secret_of(AGENT_TOKEN) or "").partition(" ")[0] or None,
         database_url=database_url,
         store_urls=stores or [],
-        store_access=StoreAccess(ca_file=ca_file),
+        store_access=StoreAccess(ca_file=ca_file or own.ca_file, cert_file=own.cert_file, key_file=own.key_file),
         envoy_files=envoy or [],
         tls=tls,
         timeout_s=timeout_s,
     )
+
+
+def _refuse_wrong_addresses(database_url: str | None, stores: list[str]) -> None:
+    from regional_agent.store.address import StoreAddress
+
+    if database_url is not None and not database_url.startswith(("postgresql://", "postgres://")):
+        fail("--database-url: it must look like postgresql://user:password@host:5432/leasehold")
+    for each in stores:
+        try:
+            StoreAddress.parse(each)
+        except ValueError as error:  # it does not repeat the address, which may have a password
+            fail(f"--store-url: {error}")
 
 
 def _examined(installation: "Installation", codes: list[str]) -> "list[CheckResult]":

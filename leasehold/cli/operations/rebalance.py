@@ -62,7 +62,7 @@ def move(
     Example: leasehold rebalance move exports:tenant=acme 300 --from us-east --to ap-south --hold 1h
     """
     request = {"mode": "move", "quota": quota, "from": source, "to": target, "units": units, "reason": reason}
-    request |= {"hold": hold} if hold else {}
+    request |= {} if hold is None else {"hold": hold}
     _rebalance(cli, request, Answers(dry_run, yes, wait))
 
 

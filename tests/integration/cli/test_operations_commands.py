@@ -81,6 +81,21 @@ async def test_a_wrong_lane_is_one_sentence(shell: Shell, words: tuple[str, ...]
     assert said in await shell.error("lane", *words)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("rebalance", "move", EXPORTS, "3", "--from", "us-east", "--to", "ap-south", "--hold", "", "--yes"), "hold: "),
+        (("suspense", "resolve", "charge", "7", EXPORTS, "2026-13", "--reason", "x"), "period: '2026-13' names no"),
+        (("decisions", "--region", "mars"), "region: There is no region 'mars'"),
+        (("doctor", "--database-url", "nonsense"), "--database-url: it must look like postgresql://"),
+        (("doctor", "--store-url", "nonsense"), "--store-url: it must look like redis://"),
+    ],
+)
+async def test_a_wrong_input_is_named_and_changes_nothing(shell: Shell, words: tuple[str, ...], said: str) -> None:
+    assert said in await shell.error(*words)
+    assert await shell.json("rebalance", "show") == []
+
+
 async def test_a_region_is_shown_with_when_it_was_last_heard(shell: Shell, world: World) -> None:
     assert "never" in await shell.output("region", "show", "us-east")
     async with connected(world.database) as owner:
