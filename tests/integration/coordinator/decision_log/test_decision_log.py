@@ -101,7 +101,9 @@ async def test_why_was_acme_denied(eu_west: httpx.AsyncClient, auditor: httpx.As
     ]
 
 
-async def test_each_filter_leaves_out_the_others(eu_west: httpx.AsyncClient, auditor: httpx.AsyncClient) -> None:
+async def test_each_filter_leaves_out_the_others(
+    eu_west: httpx.AsyncClient, auditor: httpx.AsyncClient, admin_harness: AdminHarness
+) -> None:
     keyed = LoggedPolicy(policy="key", quota="api:api_key=ak_7", cost=1, limit=1, share=1, remaining=0)
     one = decision(1, tenant="t", policy="key", reason="store", policies=[keyed], operation=operation_digest("t", "op"))
     assert (await send(eu_west, batch(one, *(decision(n) for n in (2, 3))))).status_code == 200
@@ -117,6 +119,7 @@ async def test_each_filter_leaves_out_the_others(eu_west: httpx.AsyncClient, aud
         answer = await found(auditor, **only)
         assert [each["tenant"] for each in answer["data"]] == ["t"], only
         assert answer["summary"]["denied"] == 1, only
+    assert (await (await admin_harness.caller("alloc:write")).put("/v1/regions/us-east", json={})).is_success
     assert not (await found(auditor, region="us-east"))["data"]
     assert not (await found(auditor, outcome="admitted"))["data"]
     assert len((await found(auditor, reason=["store", "limit"]))["data"]) == 3
