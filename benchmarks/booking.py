@@ -34,7 +34,7 @@ LEAST_ADMITTED = 0.99
 
 
 class Counted(NamedTuple):
-    """What Postgres has at one moment."""
+    """The rows and bytes that Postgres has at one moment."""
 
     transfers: int
     reports: int

@@ -27,7 +27,7 @@ FEWEST_TURNS = 5
 
 
 class Load(NamedTuple):
-    """What one turn gave."""
+    """The throughput and latency of one turn."""
 
     per_second: float
     p50_us: float
@@ -88,7 +88,7 @@ def _figure_of_known(samples: Sequence[float | None]) -> Figure | None:
 
 @dataclass(frozen=True)
 class Fact:
-    """What is no throughput: a size, a time, a count."""
+    """A figure that is no throughput: a size, a time, a count."""
 
     name: str
     figure: Figure
@@ -103,7 +103,7 @@ def facts(samples: Mapping[str, Sequence[float]]) -> list[Fact]:
 
 @dataclass(frozen=True)
 class Case:
-    """What has several figures of its own, or words."""
+    """A row that has several figures of its own, or words."""
 
     name: str
     columns: Mapping[str, Figure | str]

@@ -45,7 +45,7 @@ Post = Callable[[str, dict[str, Any]], Awaitable[httpx.Response]]
 
 
 class Survey(NamedTuple):
-    """What a store has at one moment, beside accounting and configuration."""
+    """The keys and bytes of a store at one moment, beside accounting and configuration."""
 
     keys: int
     used_bytes: int  # of all of it

@@ -17,7 +17,7 @@ from benchmarks.frame import Load
 
 
 class Server(NamedTuple):
-    """Where to connect, what to say first, and how to know that an answer has come whole."""
+    """The address of a server, its greeting, and the test whether an answer is complete."""
 
     host: str
     port: int
@@ -124,7 +124,7 @@ def store(host: str, port: int, password: str) -> Server:
 
 
 def resp_is_whole(answer: bytes) -> bool:
-    """Whether one answer of RESP2 has come: simple ones end with the line, arrays after as many answers."""
+    """Return whether one answer of RESP2 is complete: simple ones end with the line, arrays after as many answers."""
     return _after(answer, 0) is not None
 
 

@@ -48,7 +48,7 @@ class JobFailures:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether the database could not be used at all: what it refused for contention is the job's own failure."""
+    """Return whether the database could not be used at all: a refusal for contention is the job's own failure."""
     if isinstance(error, DatabaseUnavailable):
         return not isinstance(error.__cause__, CONTENTION)
     return isinstance(error, OUTAGE)

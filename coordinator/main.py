@@ -63,7 +63,6 @@ from web.requests import install_requests
 from web.serving import serve
 from web.settings import load_settings, variable_of
 from web.tls.certificates import Certificates
-from web.tls.context import ReloadedContext
 from web.tls.handshakes import FailedHandshakes, serving_context
 from web.traces.opening import exporting, open_tracing, trace_requests
 
@@ -94,28 +93,31 @@ ROUTERS = (
 )
 
 
-def create_app(
-    settings: CoordinatorSettings,
-    clock: Clock | None = None,
-    hub: SignalHub | None = None,
-    unknown: Sequence[UnknownSetting] = (),
-) -> FastAPI:
-    """Return the whole coordinator as an app. Its lifespan holds the connections; the server closes the hub first.
+class _Process:
+    """The parts of a coordinator that live as long as its process, and what runs while it serves."""
 
-    `unknown`: variables of the environment that look like settings, and that no setting reads.
-    """
-    hub = SignalHub() if hub is None else hub  # an empty one is false
-    uncompared = clock or SystemClock()
-    clock = ComparedClock(uncompared, settings.clock_limit_ms)
-    metrics, failures = CoordinatorMetrics(), JobFailures()
-    tracing = open_tracing("leasehold-coordinator", settings, metrics.traces)
-    terms = settings.jwt_terms()
-    verifier = None if terms is None else JwtVerifier(terms, metrics.registry)
-    tls = _serving_context(settings, metrics)
-    certificates = Certificates({"http": tls}, metrics.registry)
+    def __init__(
+        self, settings: CoordinatorSettings, clock: Clock, hub: SignalHub, unknown: Sequence[UnknownSetting]
+    ) -> None:
+        self._settings, self._uncompared, self._hub, self._unknown = settings, clock, hub, unknown
+        self._clock = ComparedClock(clock, settings.clock_limit_ms)
+        self._failures = JobFailures()
+        self.metrics = CoordinatorMetrics()
+        self.tracing = open_tracing("leasehold-coordinator", settings, self.metrics.traces)
+        terms = settings.jwt_terms()
+        self._verifier = None if terms is None else JwtVerifier(terms, self.metrics.registry)
+        self.tls = serving_context(
+            settings.server_files(),
+            requires_client_certificate=settings.tls_require_client_cert,
+            handshakes=FailedHandshakes(self.metrics.registry),
+        )
+        self._certificates = Certificates({"http": self.tls}, self.metrics.registry)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def running(self, app: FastAPI) -> AsyncIterator[None]:
+        """Hold the connections, run the jobs, and give the app its state. The server closes the hub first."""
+        settings, clock, hub, metrics = self._settings, self._clock, self._hub, self.metrics
+        tracing, verifier = self.tracing, self._verifier
         url, jobs = settings.database_url.get_secret_value, background_jobs(settings, clock, metrics, tracing)
         async with (
             open_database(url, settings.database_pool_size, metrics.pools, name="requests") as database,
@@ -125,13 +127,15 @@ def create_app(
             ) as decisions,
             _beside(listen(url, hub.deliver)),
             nullcontext() if verifier is None else _beside(verifier.keys.run()),
-            _watching(_health_of(settings, clock, metrics, failures, verifier, certificates, publisher)) as health,
+            _watching(self._health(publisher)) as health,
             exporting(tracing),
-            running(url, jobs, metrics, failures, clock) as scheduler,
+            running(url, jobs, metrics, self._failures, clock) as scheduler,
         ):
             database.on_commit = scheduler.expect_work
-            examine = partial(examine_coordinator, database, settings, unknown, jobs, uncompared, publisher=publisher)
-            diagnosis = SelfDiagnosis(examine, uncompared)
+            examine = partial(
+                examine_coordinator, database, settings, self._unknown, jobs, self._uncompared, publisher=publisher
+            )
+            diagnosis = SelfDiagnosis(examine, self._uncompared)
             app.state.coordinator = Coordinator(
                 settings, clock, database, hub, metrics, health, diagnosis, decisions, tracing, jwt_verifier=verifier
             )
@@ -139,16 +143,44 @@ def create_app(
                 yield
             hub.close()
 
+    def _health(self, publisher: DecisionPublisher | None) -> CoordinatorHealth:
+        url = self._settings.database_url.get_secret_value
+        return CoordinatorHealth(
+            url,
+            self._clock,
+            self.metrics,
+            self._failures,
+            clock_warn_ms=self._settings.clock_warn_ms,
+            addresses=addresses_of(url(), self._settings.installation),
+            jwt_keys=None if self._verifier is None else self._verifier.keys,
+            certificates=self._certificates,
+            publisher=publisher,
+        )
+
+
+def create_app(
+    settings: CoordinatorSettings,
+    clock: Clock | None = None,
+    hub: SignalHub | None = None,
+    unknown: Sequence[UnknownSetting] = (),
+) -> FastAPI:
+    """Return the whole coordinator as an app.
+
+    `unknown`: variables of the environment that look like settings, and that no setting reads.
+    """
+    hub = SignalHub() if hub is None else hub  # an empty one is false
+    process = _Process(settings, clock or SystemClock(), hub, unknown)
+    metrics = process.metrics
     app = FastAPI(
         title="Leasehold coordinator",
         version=RELEASE,
-        lifespan=lifespan,
+        lifespan=process.running,
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=operation_id,
         routes=_routes(),
     )
-    app.state.tls = tls
+    app.state.tls = process.tls
     install_problems(app)
     here = {"url": "http://127.0.0.1:8400", "description": "A coordinator. Any of them answers for all."}
     install_openapi(app, server=here)
@@ -156,7 +188,7 @@ def create_app(
     app.add_middleware(exchange_routes.ExchangesAhead, unavailable=_unavailable)
     http_metrics = HttpMetrics(metrics.registry)
     install_requests(app, max_body_bytes=settings.max_body_bytes, metrics=http_metrics, stated=stated())
-    trace_requests(app, tracing)
+    trace_requests(app, process.tracing)
     app.state.connection_limits = _connection_limits(settings, metrics)
     return app
 
@@ -169,14 +201,6 @@ def _connection_limits(settings: CoordinatorSettings, metrics: CoordinatorMetric
     )
 
 
-def _serving_context(settings: CoordinatorSettings, metrics: CoordinatorMetrics) -> ReloadedContext | None:
-    return serving_context(
-        settings.server_files(),
-        requires_client_certificate=settings.tls_require_client_cert,
-        handshakes=FailedHandshakes(metrics.registry),
-    )
-
-
 @cache
 def _routes() -> list[BaseRoute]:
     """Return the routes of every app of this process, because FastAPI analyses each of them at its first request."""
@@ -184,30 +208,6 @@ def _routes() -> list[BaseRoute]:
     for router in ROUTERS:
         whole.include_router(router)
     return whole.routes
-
-
-def _health_of(
-    settings: CoordinatorSettings,
-    clock: ComparedClock,
-    metrics: CoordinatorMetrics,
-    failures: JobFailures,
-    verifier: JwtVerifier | None,
-    certificates: Certificates,
-    publisher: DecisionPublisher | None,
-) -> CoordinatorHealth:
-    url = settings.database_url.get_secret_value
-    addresses = addresses_of(url(), settings.installation)
-    return CoordinatorHealth(
-        url,
-        clock,
-        metrics,
-        failures,
-        clock_warn_ms=settings.clock_warn_ms,
-        addresses=addresses,
-        jwt_keys=None if verifier is None else verifier.keys,
-        certificates=certificates,
-        publisher=publisher,
-    )
 
 
 async def _unavailable(request: Request, error: Exception) -> Response:

@@ -22,4 +22,4 @@ class TransactionFailed(DatabaseUnavailable):
 
 
 class DecisionOutdated(RuntimeError):
-    """What a transaction read before it held its locks has changed since. It has to start again."""
+    """The rows that a transaction read before it held its locks have changed since. It has to start again."""

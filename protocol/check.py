@@ -35,7 +35,7 @@ FailureMode = Literal["open", "closed", "local"]
 
 
 class DenialCause(OpenEnum):
-    """Why a policy denies a request, in the words that services, metrics and logs see. A newer agent may use others."""
+    """The reasons of a denial, in the words that services, metrics and logs see. A newer agent may use others."""
 
     LIMIT = "limit"  # the limit is used up, or the rate exceeded
     NO_LEASE = "no_lease"  # the region holds no units now; the coordinator was asked for some
@@ -56,7 +56,7 @@ class BlockField(StrEnum):
 
 
 class Unmatched(StrEnum):
-    """What is answered to a request that no enforced policy matches."""
+    """The answer to a request that no enforced policy matches."""
 
     ALLOW = "allow"
     WARN = "warn"  # allow it, with a field, a header and a line in the log
@@ -176,7 +176,7 @@ class HoldAnswer(Struct, frozen=True, kw_only=True):
 
 
 class HeldQuota(Struct, frozen=True, kw_only=True):
-    """What a hold has set aside of one quota, and what was committed of it."""
+    """The units of one quota that a hold has reserved, and those of them that were committed."""
 
     quota: str
     units: int

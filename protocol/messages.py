@@ -47,7 +47,7 @@ class ServiceMessage(Struct, frozen=True, kw_only=True):
 
 
 class PromotedReplica(ServiceMessage, frozen=True):
-    """Why the store has all of its previous epoch: a replica that confirmed each of its replies is the primary now."""
+    """The proof that a store has all of its previous epoch: a replica that confirmed each reply is the primary now."""
 
     nonce: Nonce  # with which that epoch was opened
     history: Annotated[str, Meta(min_length=1, max_length=128, description="of the former primary")]
@@ -181,7 +181,7 @@ class ItemRefused(ServiceMessage, frozen=True):
 
 
 class ExchangeFault(ServiceMessage, frozen=True):
-    """Why an exchange was refused: the first thing in it that is wrong."""
+    """The first fault of an exchange, for which it was refused."""
 
     field: Annotated[str, Meta(description="such as frozen.leases[2].consumed; empty for the exchange as a whole")]
     rule: Annotated[str, Meta(description="a stable word, such as max_length, unique, lane, contention or internal")]

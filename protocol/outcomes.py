@@ -6,7 +6,7 @@ from protocol.compatibility.open_enums import OpenEnum
 
 
 class ExchangeOutcome(OpenEnum):
-    """What became of one numbered exchange. An agent stops the lane for an outcome that it does not know."""
+    """The outcome of one numbered exchange. An agent stops the lane for an outcome that it does not know."""
 
     APPLIED = "applied"  # booked now
     REPLAYED = "replayed"  # booked before, byte for byte; here are the current totals
@@ -23,7 +23,7 @@ class ExchangeOutcome(OpenEnum):
 
 
 class GrantRefusal(OpenEnum):
-    """Why a region was not granted what it wanted of one quota. An agent asks again after one that it does not know."""
+    """The reasons why a region was not granted what it wanted. An agent asks again after one that it does not know."""
 
     UNKNOWN_QUOTA = "unknown_quota"
     NOT_LEASED = "not_leased"  # the quota's kind or mode is not served by leases
@@ -40,7 +40,7 @@ class GrantRefusal(OpenEnum):
 
 
 class DenialReason(StrEnum):
-    """Why the store's script did not admit a request. The Lua scripts use the same words."""
+    """The reasons why the store's script did not admit a request. The Lua scripts use the same words."""
 
     NO_LEASE = "no_lease"
     LEASE_EXPIRED = "lease_expired"
@@ -52,7 +52,7 @@ class DenialReason(StrEnum):
 
 
 class HoldOutcome(StrEnum):
-    """What became of a word about a hold. lua/hold.lua uses the same."""
+    """The result of a commit, release or extension of a hold. lua/hold.lua uses the same words."""
 
     DONE = "done"
     UNKNOWN = "unknown"  # never made in this store, or forgotten, or lost with the store's data
@@ -62,7 +62,7 @@ class HoldOutcome(StrEnum):
 
 
 class EpochRefusal(StrEnum):
-    """Why an epoch was not opened, or does not go on in another incarnation of its store."""
+    """The reasons why an epoch was not opened, or does not go on in another incarnation of its store."""
 
     NONCE_OF_ANOTHER_INCARNATION = "nonce_of_another_incarnation"  # a known nonce with another fingerprint
     REGION_DOWN = "region_down"

@@ -14,7 +14,7 @@ class HealthStatus(StrEnum):
 
 
 class HealthReason(Struct, frozen=True, kw_only=True):
-    """Why the process is not ready, or degraded, and since when."""
+    """A reason why the process is not ready, or degraded, and the time since when."""
 
     code: str
     since: datetime

@@ -49,7 +49,7 @@ class PortInUse(CannotListen):
 
 
 class LameDuck(NamedTuple):
-    """How long to serve after SIGTERM, and what to call when that time begins."""
+    """The time to serve after SIGTERM, and the callback for its begin."""
 
     seconds: float
     on_begin: Callable[[], None]

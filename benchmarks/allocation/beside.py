@@ -15,7 +15,7 @@ MOST_OVERSHOOT_S = 0.25  # of the limit, beyond the bucket: as on virtual time
 
 
 class Books(NamedTuple):
-    """What the ledger has of one allowance, and what the generator was told."""
+    """The ledger's totals of one allowance, beside the answers that the generator got."""
 
     limit: int
     admitted: int

@@ -26,7 +26,7 @@ Decided = Callable[[int, int, int, bool], None]  # region, tick of the request, 
 
 @dataclass
 class Played:
-    """What became of the requests, and how the generator itself did."""
+    """The answers to the requests, and the delays of the generator itself."""
 
     answers: Counter[bytes] = field(default_factory=Counter)
     late_ms: list[float] = field(default_factory=list)  # of each tick: when it was sent, after it was due

@@ -119,7 +119,7 @@ class Region:
 
 
 class Fleet(Protocol):
-    """What limits the requests of all proxies."""
+    """A way to limit the requests of all proxies."""
 
     messages: int
 

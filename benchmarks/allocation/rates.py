@@ -163,7 +163,7 @@ class Doorman:
 
 @dataclass(slots=True)
 class Key:
-    """What a region has of the rate, and when it speaks of it."""
+    """A region's part of the rate, and the times of its reports."""
 
     region: str
     demand: RateDemand = field(default_factory=lambda: RateDemand(0))
@@ -347,7 +347,7 @@ def _fair(made: Trace) -> list[float]:
 
 
 class Jump(NamedTuple):
-    """Where demand jumps, when, and what is fair from then on."""
+    """A jump of one region's demand, and the region's fair share from then on."""
 
     region: int
     at_ms: int

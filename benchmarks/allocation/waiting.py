@@ -9,7 +9,7 @@ WAIT_MS = 400
 
 @dataclass(slots=True)
 class Cohort:
-    """Those that came in one tick."""
+    """The requests that came in one tick."""
 
     units: int
     tick: int

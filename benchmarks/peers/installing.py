@@ -52,7 +52,7 @@ class NotInstalledError(Exception):
 
 
 class Installed(NamedTuple):
-    """Where everything was installed, and why a part is missing."""
+    """The directory of all installed parts, and for each missing part the reason."""
 
     directory: Path
     missing: dict[str, str]

@@ -71,7 +71,7 @@ def parse_choice(only: str) -> Choice:
 
 
 class Subject(NamedTuple):
-    """What is measured in turns, with the processes whose time is counted."""
+    """A limiter that is measured in turns, with the processes whose time is counted."""
 
     name: str
     run: Callable[[Keys, float], Awaitable[Generated]]

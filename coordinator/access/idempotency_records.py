@@ -35,7 +35,7 @@ class StoredResponse(NamedTuple):
 
 
 class KeyConflict(StrEnum):
-    """Why an attempt cannot use its key."""
+    """The reason why an attempt cannot use its key."""
 
     IN_FLIGHT = "in_flight"  # another attempt is working on the same request
     OTHER_REQUEST = "other_request"  # the key was used for another request

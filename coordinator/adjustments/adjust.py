@@ -172,7 +172,7 @@ async def _fund(connection: Connection, documents: Documents, entry: Movement, p
 
 
 async def _is_known(connection: Connection, documents: Documents, key: Key, now: datetime) -> bool:
-    """Whether the ledger, or the limits document, has such an allowance."""
+    """Return whether the ledger, or the limits document, has such an allowance."""
     if await connection.fetchval(_IS_BOOKED, *key):
         return True
     found = await _entitlement(connection, documents, key.quota, now)

@@ -41,7 +41,7 @@ class Adjustment(msgspec.Struct, frozen=True):
 
 
 class AdjustmentName(NamedTuple):
-    """Where a list goes on."""
+    """The position in a list of adjustments, from which the next page goes on."""
 
     proposed_at: datetime = datetime.min.replace(tzinfo=UTC)
     id: uuid.UUID = uuid.UUID(int=0)

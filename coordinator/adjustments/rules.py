@@ -42,7 +42,7 @@ class AdjustmentState(StrEnum):
 
 
 class AdjustmentRefusal(StrEnum):
-    """Why an adjustment was not proposed, approved or withdrawn."""
+    """The reasons why an adjustment was not proposed, approved or withdrawn."""
 
     NO_SUCH_ADJUSTMENT = "no_such_adjustment"
     UNKNOWN_QUOTA = "unknown_quota"  # neither the ledger nor the document has such an allowance
@@ -57,7 +57,7 @@ class AdjustmentRefusal(StrEnum):
 
 
 class AdjustmentTerms(NamedTuple):
-    """What was proposed."""
+    """The proposed key, kind and units."""
 
     key: Key  # the quota key and the period that it is about
     kind: AdjustmentKind

@@ -29,7 +29,7 @@ class ArchiveObstacle(StrEnum):
 
 
 class MissingForArchive(Struct, frozen=True):
-    """What has to be resolved before the period can be archived."""
+    """An obstacle that has to be resolved before the period can be archived."""
 
     what: ArchiveObstacle
     reason: str
@@ -61,7 +61,7 @@ class Archive(Struct, frozen=True, kw_only=True):
 
 
 class ArchivePreview(Struct, frozen=True, kw_only=True):
-    """What would be archived: the transfers of the period, and the bytes of its partition with its indexes."""
+    """The extent of an archive: the transfers of the period, and the bytes of its partition with its indexes."""
 
     period: str
     rows: int

@@ -31,7 +31,7 @@ class ArchiveUnreadable(Exception):
 
 
 def can_archive() -> bool:
-    """Whether this process can read and write archives: they need pyarrow, an extra of 170 MB."""
+    """Return whether this process can read and write archives: they need pyarrow, an extra of 170 MB."""
     return find_spec("pyarrow") is not None
 
 
@@ -144,7 +144,7 @@ class ArchiveStore:
 
 
 def _ends_after(file: Any, group: int, after: int) -> bool:
-    """Whether a row group has a value beyond `after` in its first column. One without statistics may have."""
+    """Return whether a row group may have a value beyond `after` in its first column. One without statistics may."""
     statistics = file.metadata.row_group(group).column(0).statistics
     has_numbers = statistics is not None and statistics.has_min_max and isinstance(statistics.max, int)
     return not has_numbers or statistics.max > after
@@ -187,7 +187,7 @@ def open_store(location: str) -> ArchiveStore | None:
 
 
 def is_location(text: str) -> bool:
-    """Whether a setting names a directory by its whole path, or a bucket without a password in the address."""
+    """Return whether a setting names a directory by its whole path, or a bucket without a password in the address."""
     if text.startswith(S3):
         parts = urlsplit(text)
         return bool(parts.hostname) and parts.password is None

@@ -41,7 +41,7 @@ Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
 class ClosedPeriod(NamedTuple):
-    """What the close has recorded."""
+    """The record of a period's close."""
 
     id: str
     closed_at: datetime

@@ -36,7 +36,7 @@ DROP_WITHIN_MS = 2_000  # readers that hold a partition for longer make the job 
 
 
 class _Rules(NamedTuple):
-    """How keys are kept, and when this was read."""
+    """The hasher of logged keys, and the time when the rules were read."""
 
     hasher: KeyHasher
     read_at_s: float

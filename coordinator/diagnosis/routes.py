@@ -19,7 +19,7 @@ Auditor = Annotated[Caller, Depends(RequireScope("audit:read"))]
 
 
 class Diagnosis(Struct, frozen=True, kw_only=True):
-    """What the checks found, each with a stable code that the documentation explains."""
+    """The findings of all checks, each with a stable code that the documentation explains."""
 
     release: str
     now: datetime  # by this coordinator's clock

@@ -90,7 +90,7 @@ class Applied(NamedTuple):
 
 
 class _Context(NamedTuple):
-    """What all steps of one transaction work with."""
+    """The connection, rules and time that all steps of one transaction share."""
 
     connection: Connection
     documents: Documents

@@ -63,7 +63,7 @@ def encoded(format_: ExportFormat, rows: Sequence[ExportRow]) -> bytes:
 
 
 def can_be_written(format_: ExportFormat) -> bool:
-    """Whether this coordinator can write the format. Parquet needs pyarrow, an extra of 170 MB."""
+    """Return whether this coordinator can write the format. Parquet needs pyarrow, an extra of 170 MB."""
     return format_ is not ExportFormat.PARQUET or find_spec("pyarrow") is not None
 
 

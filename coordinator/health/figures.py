@@ -27,7 +27,7 @@ class RegionFigures(Struct, frozen=True):
 
 
 class LedgerFigures(Struct, frozen=True):
-    """What shows whether the ledger is sound and periods end in time."""
+    """The figures that show whether the ledger is sound and periods end in time."""
 
     sealed_at: datetime | None = None
     drifting_leases: int = 0

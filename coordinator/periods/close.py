@@ -304,7 +304,7 @@ def _carried(part: Lease | Correction) -> Carried:
 
 
 class Unused(NamedTuple):
-    """What the next period will get of a period that is being closed."""
+    """The units of a period that is being closed which the next period will get."""
 
     period: str
     names: Sequence[str]  # of the quotas with `carry_over`

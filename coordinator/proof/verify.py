@@ -234,7 +234,7 @@ class _Contents:
 
 
 class _Moves:
-    """What was moved between two seals, added up by the database and summed here."""
+    """The units moved between two seals, added up by the database and summed here."""
 
     def __init__(self, connection: Connection, transfers: list[int], archived: Collection[str]) -> None:
         """The transfers of `archived` periods are in their archives, so their balances are not compared here."""

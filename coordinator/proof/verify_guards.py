@@ -37,7 +37,7 @@ async def read_guards(connection: Connection) -> dict[str, str]:
 
 
 async def guards_are_known(connection: Connection) -> bool:
-    """Whether the guards of this schema are known. During an upgrade the schema may be a newer one."""
+    """Return whether the guards of this schema are known. During an upgrade the schema may be a newer one."""
     return await schema_revision(connection) == expected_guards().revision
 
 

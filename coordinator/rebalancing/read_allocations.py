@@ -28,7 +28,7 @@ LONGEST = timedelta(days=366)  # whatever lasts longer does not run dry
 
 
 class RegionAllocation(Struct, frozen=True, kw_only=True):
-    """What one region has of an allowance, in all of its epochs."""
+    """One region's part of an allowance, in all of its epochs."""
 
     region: str
     state: str  # of its newest lease

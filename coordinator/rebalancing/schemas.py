@@ -58,7 +58,7 @@ class MoveUnits(_RebalanceBody):
 
 
 class RegionSettingPatch(BodyModel):
-    """What is left out stays as it is, and null removes it. A pin is a floor and a ceiling at once."""
+    """A change of settings: fields left out keep their values, and null removes one. A pin is a floor and a ceiling."""
 
     weight: Annotated[int | None, Field(ge=0, le=MAX_WEIGHT, description="How often its demand counts.")] = None
     floor: Annotated[Limit | None, Field(description="What is kept for the region.")] = None

@@ -37,7 +37,7 @@ Identity = Annotated[str, Field(pattern=IDENTITY_PATTERN, max_length=1000)]
 
 
 class RegionBody(BodyModel):
-    """What is left out stays as it is. A new region is active and has the weight 1."""
+    """A change of a region: fields that are left out keep their values. A new region is active and has the weight 1."""
 
     weight: Annotated[
         int | None,

@@ -155,7 +155,7 @@ class Given(Struct, array_like=True):
 
 
 class Holding(Struct, array_like=True):
-    """What one region may have: the share in its last report, or any that was granted since."""
+    """The shares that one region may have: the one in its last report, or any that was granted since."""
 
     demand_micro: int | None = None  # None: it has not reported yet
     heard_ms: int = 0

@@ -36,7 +36,7 @@ class ResolutionKind(StrEnum):
 
 
 class ResolutionRefusal(StrEnum):
-    """Why a resolution was not proposed, or not approved."""
+    """The reasons why a resolution was not proposed, or not approved."""
 
     NO_SUCH_LEASE = "no_such_lease"
     NO_SUCH_PROPOSAL = "no_such_proposal"

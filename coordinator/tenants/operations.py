@@ -18,7 +18,7 @@ from coordinator.database.connection import Connection
 
 
 class TenantProfile(Struct, frozen=True):
-    """What is registered of a tenant."""
+    """The registered name, external ids, address and time zone of a tenant."""
 
     name: str
     external_ids: dict[str, str] = {}  # by system, such as {"stripe": "cus_9s6XKzkNRiz8i3"}

@@ -38,7 +38,7 @@ SystemName = Annotated[str, Field(pattern="^[a-z][a-z0-9_]{0,31}$")]
 
 
 class TenantBody(BodyModel):
-    """What to register. It replaces what is registered: fields that are left out become empty."""
+    """The fields to register. They replace what is registered: fields that are left out become empty."""
 
     name: Annotated[Text, Field(description="The name on paper.", examples=["Acme GmbH"])]
     external_ids: Annotated[

@@ -21,7 +21,7 @@ MOST_LINES = 100_000  # of a page: of more, a page with fewer tenants is asked f
 
 
 class ListedStatement(Struct, frozen=True, kw_only=True):
-    """What a tenant is billed, with what is registered of it now."""
+    """A tenant's statement in a list, with the name and ids that are registered now."""
 
     id: str
     tenant: str

@@ -76,7 +76,7 @@ class UsageRow(Struct, frozen=True):
 
 
 class Coverage(Struct, frozen=True):
-    """What the answer does not contain."""
+    """The parts that the answer does not contain."""
 
     is_known: bool  # false: the ledger never had such a quota, tenant, period or API key
     unaccounted: int  # leased but not reported: usage may still grow by as many units

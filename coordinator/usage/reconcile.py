@@ -47,7 +47,7 @@ PATIENCE_S = 600.0  # ten million lines take minutes on a busy server
 
 
 class Settled(NamedTuple):
-    """What was read before: sums over everything below a seal."""
+    """The sums that were read before, over everything below a seal."""
 
     sealed: int  # the last transfer that is covered
     transfers: int  # number of the period's transfers among them

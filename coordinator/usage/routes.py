@@ -269,7 +269,7 @@ class ChangesQuery(PageQuery):
 
 
 class UsageChanges(Struct, frozen=True):
-    """What one step of the ledger changed. After its last page, continue with `next_since`."""
+    """The changes of one step of the ledger. After its last page, continue with `next_since`."""
 
     data: list[UsageChange]
     since: int

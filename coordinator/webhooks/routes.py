@@ -62,7 +62,7 @@ class ReplayBody(BodyModel):
 
 
 class Replayed(Struct, frozen=True):
-    """How many deliveries are due again."""
+    """The number of deliveries that are due again."""
 
     deliveries: int
 

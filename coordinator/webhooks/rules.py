@@ -89,7 +89,7 @@ def overdrawn_event(lease: Lease, reported_before: int) -> Event:
 
 
 class PoolUsage(NamedTuple):
-    """How much of a pool was consumed, of what can be spent in its period."""
+    """The units of a pool that were consumed, of those that can be spent in its period."""
 
     consumed: int
     spendable: int

@@ -281,9 +281,19 @@ def segment(text: str) -> str:
 def pair(text: str, example: str) -> tuple[str, str]:
     """Split FIELD=VALUE."""
     field, equals, value = text.partition("=")
-    if not equals:
+    if not equals or not field:
         fail(f"{text}: write it as {example}")
     return field, value
+
+
+def pairs(texts: Sequence[str], example: str) -> dict[str, str]:
+    """Split several FIELD=VALUE. A field that is given twice is refused: one of its values would be dropped."""
+    found: dict[str, str] = {}
+    for field, value in (pair(text, example) for text in texts):
+        if field in found:
+            fail(f"{field} is given twice: as {found[field]} and as {value}")
+        found[field] = value
+    return found
 
 
 def print_csv(rows: Iterable[Sequence[Any]]) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from leasehold.cli.api import Cli, Column, api_command, fields, pair, person, segment
+from leasehold.cli.api import Cli, Column, api_command, fields, pair, pairs, person, segment
 from protocol.messages import MAX_RESETS
 
 subscription = typer.Typer(
@@ -32,7 +32,7 @@ OVERRIDE: dict[str, Column] = {
     "for": _subject,
     "limit": "limit",
     "from": "valid_from",
-    "until": lambda each: each["valid_until"] or "deleted",
+    "until": lambda each: each["valid_until"] or "no end",
     "reason": "reason",
     "by": person("created_by"),
 }
@@ -106,7 +106,7 @@ def create_override(
     """Give a subject another limit."""
     body = {
         "quota": quota,
-        "subject": dict(pair(text, "--for FIELD=VALUE, such as tenant=acme") for text in subject or []),
+        "subject": pairs(subject or [], "--for FIELD=VALUE, such as tenant=acme"),
         "limit": int(limit) if limit.isascii() and limit.isdigit() else limit,
         "reason": reason,
         "valid_from": valid_from,
@@ -156,8 +156,8 @@ def create_reset(
     ],
 ) -> None:
     """Let every region forget, within a second, what a rate has counted of a subject."""
-    pairs = dict(pair(text, "--for FIELD=VALUE, such as user=jane") for text in subject)
-    cli.render(cli.post("/v1/resets", {"quota": quota, "subject": pairs, "reason": reason}), RESET)
+    counted_by = pairs(subject, "--for FIELD=VALUE, such as user=jane")
+    cli.render(cli.post("/v1/resets", {"quota": quota, "subject": counted_by, "reason": reason}), RESET)
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def list_blocks(cli: Cli) -> None:
         {
             "blocked": lambda each: f"{each['field']}={each['value']}",
             "since": "created_at",
-            "until": lambda each: each["valid_until"] or "deleted",
+            "until": lambda each: each["valid_until"] or "no end",
             "reason": "reason",
             "by": person("created_by"),
         },

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from leasehold.cli.api import pair
+from leasehold.cli.api import pairs
 from leasehold.cli.deciding.check import AGENT_URL
 from leasehold.cli.output import fail, warn
 from leasehold.local_stack.plan import DEFAULT_BASE_PORT, HIGHEST_BASE_PORT, Stack, StackPlan, faults_of_urls
@@ -73,7 +73,7 @@ def up(
 ) -> None:
     """Run everything on this machine until Ctrl-C: Postgres, three stores, the coordinator, three agents."""
     began = time.monotonic()
-    stores = dict(pair(text, "--store REGION=URL") for text in store or [])
+    stores = pairs(store or [], "--store REGION=URL")
     for fault in faults_of_urls(postgres, stores):
         fail(fault)
     plan = StackPlan((data or default_data_directory()).absolute(), port, wan, fresh, postgres, stores)

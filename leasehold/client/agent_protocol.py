@@ -114,7 +114,7 @@ class Decision(CheckAnswer, frozen=True, kw_only=True):
 
     @property
     def reason(self) -> DenialCause | None:
-        """Why the policy in `denied_by` denies: limit, no_lease, cut_off, drained, expired, never or store."""
+        """The reason of the policy in `denied_by`: limit, no_lease, cut_off, drained, expired, never or store."""
         return cause_of_denial(self)
 
 
@@ -272,7 +272,7 @@ class AgentProtocol:
 
 
 class Patience:
-    """How long to wait before a denied check is repeated, and when to give up."""
+    """The pauses before a denied check is repeated, and the time to give up."""
 
     def __init__(self, timeout_s: float, now_s: Callable[[], float]) -> None:
         self._now_s = now_s

@@ -24,7 +24,7 @@ _UNIX_URL = re.compile(r"unix://(/.+)", re.IGNORECASE)
 
 
 class ServerAddress(NamedTuple):
-    """Where the agent listens, and how its certificate is verified."""
+    """The address of an agent, and the TLS context that verifies its certificate."""
 
     host: str
     port: int
@@ -85,7 +85,7 @@ def _trace_header() -> str:
 
 
 class Timeouts(NamedTuple):
-    """How long an agent may be silent, and how long a call may take while the agent gives signs of life."""
+    """The time that an agent may be silent, and the time that a call may take while the agent gives signs of life."""
 
     silence_s: float
     longest_wait_s: float

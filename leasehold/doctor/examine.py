@@ -30,7 +30,7 @@ _PREFERRED = (CheckState.FAILED, CheckState.WARNING, CheckState.OK, CheckState.U
 
 @dataclass(frozen=True)
 class Installation:
-    """What the doctor was told about an installation. Tokens and passwords come from the environment."""
+    """The addresses and credentials of an installation. Tokens and passwords come from the environment."""
 
     coordinators: Sequence[str]
     agents: Sequence[str]

@@ -25,7 +25,7 @@ class HealthFacts(NamedTuple):
 
 
 class AccessFacts(NamedTuple):
-    """Whether a service accepted a token."""
+    """The answer of a service to a token."""
 
     variable: str  # that the token is read from
     status: int | None  # of the answer; None: there was none

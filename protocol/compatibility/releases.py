@@ -33,7 +33,7 @@ _CAPABILITY = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 
 
 class Capability(StrEnum):
-    """What a release knows that another one may not know."""
+    """Behaviour that one release has and another one may lack."""
 
     REQUIREMENTS = "requirements"  # a reader of policies sets items aside whose `requires` names what it does not know
 
@@ -42,7 +42,7 @@ CAPABILITIES = frozenset(each.value for each in Capability)
 
 
 class Peer(NamedTuple):
-    """What the other side of a connection has stated about itself."""
+    """The release and capabilities that the other side of a connection has stated."""
 
     release: str
     capabilities: frozenset[str] = frozenset()

@@ -26,7 +26,7 @@ LOST = "lost"  # the outcome of a row that counts decisions which were not kept
 
 
 class LoggedPolicy(Struct, frozen=True, omit_defaults=True):
-    """What one policy answered."""
+    """The answer of one policy."""
 
     policy: Text
     quota: Text  # the quota key
@@ -59,7 +59,7 @@ class LoggedDecision(Struct, frozen=True, omit_defaults=True):
 
 
 class DecisionsLost(Struct, frozen=True):
-    """How many decisions of a minute an agent could not keep or deliver."""
+    """The number of decisions of a minute that an agent could not keep or deliver."""
 
     minute_ms: EpochMilliseconds
     count: Annotated[int, Meta(ge=1, le=2**53 - 1)]
@@ -75,7 +75,7 @@ class DecisionBatch(Struct, frozen=True, omit_defaults=True):
 
 
 class DecisionsStored(Struct, frozen=True):
-    """How many decisions of a batch were stored. Others were malformed, or older than what is kept."""
+    """The number of decisions of a batch that were stored. Others were malformed, or older than what is kept."""
 
     stored: int
     refused: int

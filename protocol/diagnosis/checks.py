@@ -26,7 +26,7 @@ PROBLEMS = frozenset((CheckState.WARNING, CheckState.FAILED))
 
 
 class Verdict(NamedTuple):
-    """What a rule found. `remedy`: what to do, if it is not what the check says."""
+    """The finding of a rule. `remedy` is what to do, if it is not what the check says."""
 
     state: CheckState
     found: str
@@ -61,7 +61,7 @@ class Check(NamedTuple, Generic[F]):
 
 
 class CheckResult(Struct, frozen=True, kw_only=True):
-    """What a check found about one subject, such as a coordinator or a store."""
+    """The finding of a check about one subject, such as a coordinator or a store."""
 
     check: str  # the code
     subject: str

@@ -77,7 +77,7 @@ class PeriodKind(StrEnum):
 
 
 class StoreFailure(StrEnum):
-    """What a policy answers while the region's store is unavailable."""
+    """The answer of a policy while the region's store is unavailable."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -85,7 +85,7 @@ class StoreFailure(StrEnum):
 
 
 class Mode(StrEnum):
-    """How an allowance is divided over regions."""
+    """The ways to divide an allowance over regions."""
 
     LEASED = "leased"  # regions hold leases, by demand: units follow the demand
     REGIONAL = "regional"  # each region has the whole limit for itself
@@ -100,7 +100,7 @@ class Alignment(StrEnum):
 
 
 class HoldExpiry(StrEnum):
-    """What happens to the units of a hold that is neither committed nor released in time."""
+    """The fate of the units of a hold that is neither committed nor released in time."""
 
     RELEASE = "release"
     CHARGE = "charge"
@@ -125,7 +125,7 @@ class QuotaFields(DocumentPart, frozen=True, tag_field="kind"):
 
 
 class AllowanceQuota(QuotaFields, frozen=True, tag=QuotaKind.ALLOWANCE.value):
-    """So many units a period, booked exactly."""
+    """A number of units a period, booked exactly."""
 
     kind: ClassVar[QuotaKind] = QuotaKind.ALLOWANCE
 
@@ -141,7 +141,7 @@ class AllowanceQuota(QuotaFields, frozen=True, tag=QuotaKind.ALLOWANCE.value):
 
 
 class RateQuota(QuotaFields, frozen=True, tag=QuotaKind.RATE.value):
-    """So many units a second, approximate within a published bound."""
+    """A number of units per time, approximate within a published bound."""
 
     kind: ClassVar[QuotaKind] = QuotaKind.RATE
 
@@ -153,7 +153,7 @@ class RateQuota(QuotaFields, frozen=True, tag=QuotaKind.RATE.value):
 
 
 class ConcurrencyQuota(QuotaFields, frozen=True, tag=QuotaKind.CONCURRENCY.value):
-    """So many holds at a time."""
+    """A number of holds at a time."""
 
     kind: ClassVar[QuotaKind] = QuotaKind.CONCURRENCY
 
@@ -166,7 +166,7 @@ SharedQuota = RateQuota | ConcurrencyQuota
 
 
 class RouteRules(DocumentPart, frozen=True):
-    """How routes are normalised before they are compared or counted by, in policies and in requests alike."""
+    """The rules by which agents normalise the routes of policies and requests, before they compare or count by them."""
 
     trailing_slash: Literal["ignore", "keep"] = "ignore"  # ignore: `/x/` is `/x`
     case: Literal["keep", "ignore"] = "keep"  # ignore: `/X` is `/x`
@@ -202,7 +202,7 @@ class Match(RouteMatch, frozen=True):
 
 
 class IpPrefix(DocumentPart, frozen=True):
-    """How many bits of an address are counted by. A client with a /64 would otherwise have 2^64 quotas."""
+    """The number of bits of an address that count. A client with a /64 would otherwise have 2^64 quotas."""
 
     ipv4: Annotated[int, Meta(ge=0, le=32)] = 32
     ipv6: Annotated[int, Meta(ge=0, le=128)] = 64
@@ -233,14 +233,14 @@ class ExampleRequest(DocumentPart, frozen=True):
 
 
 class LoggedKeys(StrEnum):
-    """How the decision log keeps users, API keys, addresses and labels."""
+    """The form in which the decision log keeps users, API keys, addresses and labels."""
 
     HASHED = "hashed"
     PLAIN = "plain"
 
 
 class DecisionLogRules(DocumentPart, frozen=True):
-    """What the decision log keeps besides denials, each of which it keeps."""
+    """The sample of admissions that the decision log keeps. It keeps every denial."""
 
     admissions: str | float = "0.1%"  # the sample of admissions
     by_policy: Annotated[dict[Name, str | float], Meta(max_length=MAX_POLICIES)] = {}  # another one for these
@@ -248,14 +248,14 @@ class DecisionLogRules(DocumentPart, frozen=True):
 
 
 class LimitOverrides(StrEnum):
-    """What an agent does with a limit that Envoy sends in a descriptor (`limit_override`)."""
+    """An agent's treatment of a limit that Envoy sends in a descriptor (`limit_override`)."""
 
     REFUSE = "refuse"  # the request, by name
     HONOUR = "honour"  # it takes the place of the limit of each rate that the descriptor meets
 
 
 class EnvoyDomain(DocumentPart, frozen=True):
-    """How the descriptors of one domain are read, see protocol/limits/descriptors.py."""
+    """The rules by which agents read the descriptors of one domain, see protocol/limits/descriptors.py."""
 
     entries: Annotated[dict[str, str], Meta(max_length=MAX_ENTRY_KEYS)] = {}  # a subject's field by the key of an entry
     response_headers: bool = True  # RateLimit, X-RateLimit and Retry-After, which Envoy adds to its response
@@ -264,7 +264,7 @@ class EnvoyDomain(DocumentPart, frozen=True):
 
 
 class EnvoyRules(DocumentPart, frozen=True):
-    """How agents read the descriptors of Envoy. A domain that is not named here has the defaults."""
+    """The rules by which agents read Envoy's descriptors. A domain that is not named here has the defaults."""
 
     domains: Annotated[dict[str, EnvoyDomain], Meta(max_length=MAX_DOMAINS)] = {}
 
@@ -309,7 +309,7 @@ class PolicyBundle(Struct, frozen=True, kw_only=True):
 
 
 class Horizon(NamedTuple):
-    """How long a region's lease should last at its demand: the longest while much of the limit is left."""
+    """The time that a region's lease should last at its demand: the longest while much of the limit is left."""
 
     shortest_ms: int
     longest_ms: int

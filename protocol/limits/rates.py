@@ -27,7 +27,7 @@ _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_00
 
 
 class RateAlgorithm(StrEnum):
-    """How a rate is counted: one file each in lua/algorithms."""
+    """The algorithms that count a rate: one file each in lua/algorithms."""
 
     TOKEN_BUCKET = "token_bucket"  # noqa: S105  (no password)
     GCRA = "gcra"
@@ -43,7 +43,7 @@ WINDOWS = {RateAlgorithm.FIXED_WINDOW, RateAlgorithm.SLIDING_WINDOW, RateAlgorit
 
 
 class Sharing(StrEnum):
-    """How a rate, or the slots of a concurrency, are divided over regions."""
+    """The ways to divide a rate, or the slots of a concurrency, over regions."""
 
     ADAPTIVE = "adaptive"  # by demand, at once: what may be admitted beyond the limit is bounded, and published
     STRICT = "strict"  # by demand, but a region gets a share only after another has confirmed giving it up

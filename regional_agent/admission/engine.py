@@ -63,7 +63,7 @@ class NoPoliciesYet(Exception):
 
 
 class Admission(Protocol):
-    """What the HTTP layer uses: one store, or the cells of a Cluster."""
+    """The admission that the HTTP layer calls, over one store or over the cells of a Cluster."""
 
     @property
     def policies(self) -> Policies | None: ...

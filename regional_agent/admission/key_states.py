@@ -26,7 +26,7 @@ RateSlice = Slice[RateCharge]
 
 
 class KeyState(Struct, eq=False, gc=False):
-    """What this agent knows of one quota key. It refers to nothing that refers to it, so it needs no collector."""
+    """This agent's state of one quota key. It refers to nothing that refers to it, so it needs no collector."""
 
     quota: str
     demand: Demand  # for a rate; of an allowance the leasing side counts it

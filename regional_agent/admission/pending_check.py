@@ -17,7 +17,7 @@ log = structlog.get_logger()
 
 
 class Caller(Protocol):
-    """What gets the verdict on a check: a connection, a batch, or a coroutine that waits."""
+    """The receiver of a check's verdict: a connection, a batch, or a coroutine that waits."""
 
     @property
     def has_disconnected(self) -> bool:
@@ -32,7 +32,7 @@ class Caller(Protocol):
 
 
 class Decider(Protocol):
-    """What handles the store's outcomes of a check."""
+    """The part that turns the store's outcomes of a check into a verdict."""
 
     def on_outcomes(self, pending: "PendingCheck", outcomes: Sequence[Outcome], /) -> None: ...
 

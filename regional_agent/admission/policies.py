@@ -186,7 +186,7 @@ def _spelt(route: str, method: str) -> Subject:
 
 
 class RoutePolicies(NamedTuple):
-    """What route and method alone decide."""
+    """The policies that may apply to a route and a method, whatever the other fields are."""
 
     route_class: str
     policies: list[CompiledPolicy]
@@ -204,7 +204,7 @@ class UnmatchedRequest(NamedTuple):
 
 
 class PolicyCharge(Struct, frozen=True, eq=False, gc=False):
-    """What one policy charges for one request, and the record of the key that it charges."""
+    """The charge of one policy for one request, and the record of the key that it charges."""
 
     policy: CompiledPolicy
     charge: Charge

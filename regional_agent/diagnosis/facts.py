@@ -7,7 +7,7 @@ from protocol.diagnosis.checks import UnknownSetting
 
 
 class DecisionTimes(NamedTuple):
-    """How long decisions in the store take, and how long a request waits for one, in milliseconds."""
+    """The times that decisions in the store take, and that a request waits for one, in milliseconds."""
 
     p99_ms: float
     set_ms: int  # LEASEHOLD_AGENT_DECISION_TIMEOUT_MS

@@ -40,7 +40,7 @@ REQUIRED = "this agent asks for a token: Authorization: Bearer <token>"
 
 
 class Permission(NamedTuple):
-    """What a caller may do here, and until when."""
+    """The permission of a caller, and the time until which it is valid."""
 
     may_adjust: bool
     expires_at_s: float = math.inf  # by the clock of the machine

@@ -78,7 +78,7 @@ class CentralQueue:
 
 @dataclass(slots=True, eq=False)
 class CentralQuota(Quota):
-    """Nothing is granted ahead. The queue has the requests that wait."""
+    """A quota of which the coordinator grants no units ahead. The queue has the requests that wait."""
 
     queue: CentralQueue = field(default_factory=CentralQueue)
 

@@ -16,7 +16,7 @@ SLOT_MICRO = 1_000_000
 
 
 class LastReport(NamedTuple):
-    """What was reported last."""
+    """The demand and share that were reported last."""
 
     at_ms: int = 0
     local_micro: int = 0  # this agent's request

@@ -252,7 +252,7 @@ class _DurabilityProof:
 
 
 class Store(Protocol):
-    """Where scripts are sent: a single store, or the node that has a cell of a Cluster now."""
+    """The store that runs scripts: a single one, or the node that has a cell of a Cluster now."""
 
     @property
     def connected(self) -> bool: ...

@@ -23,7 +23,7 @@ READS_LINKS: Command = ("INFO", "replication", "stats")
 
 
 class Durability(Protocol):
-    """What is asked after each script, and whether the replies confirm its writes."""
+    """The commands that follow each script, and the test whether their replies confirm its writes."""
 
     name: str
 

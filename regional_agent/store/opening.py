@@ -24,7 +24,7 @@ CONNECT_S = 2.0
 
 @dataclass(frozen=True)
 class StoreAccess:
-    """What the settings say about a store beside its address."""
+    """The settings of a store beside its address: its password and TLS."""
 
     password: SecretStr | None = None  # in place of one in the address
     ca_file: Path | None = None
@@ -49,7 +49,7 @@ class CurrentPassword(CredentialProvider):
 
 
 class Endpoint(Protocol):
-    """Where a connection goes. Its text is the address without the password."""
+    """The destination of a connection. Its text is the address without the password."""
 
     async def locate(self) -> AbstractConnection:
         """Return a connection to the server that has the store now; it is not connected yet."""

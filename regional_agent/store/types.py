@@ -49,7 +49,7 @@ class StoreIncarnation(NamedTuple):
 
 
 class Fence(NamedTuple):
-    """What a store says about itself: its incarnation, and the epoch that it adopted."""
+    """A store's own statement of its incarnation, and of the epoch that it adopted."""
 
     fingerprint: str | None
     nonce: str | None
@@ -258,7 +258,7 @@ class RequestRun(NamedTuple):
 
 
 class OperationClaim(StrEnum):
-    """What became of a journal's claim to book an operation."""
+    """The result of a journal's claim to book an operation."""
 
     CLAIMED = "claimed"
     CHARGED = "charged"  # a script has executed it, or another journal has claimed it
@@ -319,7 +319,7 @@ class FrozenBytes(NamedTuple):
 
 
 class PartitionState(NamedTuple):
-    """Whether the region is partitioned from the coordinator, as its store knows it."""
+    """The store's record of whether the region is partitioned from the coordinator."""
 
     is_partitioned: bool
     overdrawn: int  # units admitted beyond the leases since this store began

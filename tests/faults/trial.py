@@ -21,7 +21,7 @@ SERVICES = {"agent": AGENT, "coordinator": "coordinator"}
 
 @dataclass(frozen=True)
 class Record:
-    """What was reported while a fault lasted."""
+    """The health and the decision that were reported while a fault lasted."""
 
     fault: Fault
     agent: Readiness

@@ -137,7 +137,7 @@ async def test_pieces_agree_while_more_is_used_and_a_period_ends(
 async def test_pieces_agree_after_batches_of_a_release_that_did_not_count_them(
     scripts: Scripts, incarnation: StoreIncarnation, connection: StoreConnection
 ) -> None:
-    """That release reported all consumed units, and left the counter of this one unchanged."""
+    """The former release reported all consumed units, and left the counter of this one unchanged."""
     scripts.max_lines = 10
     lane = lane_of(QUOTA, incarnation.lanes)
     await install(scripts, incarnation, lease_reply(granted=1_000_000))

@@ -346,7 +346,7 @@ async def test_one_script_ends_a_bounded_number_of_holds_and_the_next_the_others
 async def test_ended_holds_are_forgotten_after_a_while(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation, action: str, remembered_ms: int
 ) -> None:
-    """Nothing may be left, or every hold would stay in the store's memory for ever."""
+    """An ended hold leaves nothing behind, or each would stay in the store's memory for ever."""
     await install(scripts, incarnation, lasting(granted=10))
     hold = await set_aside(scripts, incarnation, 7)
     if action == "look":

@@ -27,7 +27,7 @@ def main() -> int:
 
 @dataclass
 class Sum:
-    """What all runs together came to."""
+    """The totals of all runs."""
 
     started_s: float = field(default_factory=time.monotonic)
     seeds: int = 0

@@ -1099,7 +1099,7 @@ def every_claim_is_plausible(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from("catalogue_changes_late", "burst", "later")
 def a_limit_is_not_looked_at_behind_the_locks(world: World) -> Iterator[Any]:
-    """What was read before the pools were locked is used, whatever was committed in between."""
+    """The transaction uses what it read before it locked the pools, whatever was committed in between."""
     yield patch.object(Catalogue, "decides_like", lambda self, other: True)
 
 

@@ -134,7 +134,7 @@ def document(limit: int, modes: Modes = ALL_LEASED, calendars: Calendars = USUAL
 
 @dataclass
 class Truth:
-    """What really happened, recorded outside of the system."""
+    """A record of what really happened, kept outside of the system."""
 
     admitted: dict[tuple[int, str, str], int] = field(default_factory=lambda: defaultdict(int))
     enforced: dict[tuple[int, str, str], int] = field(default_factory=lambda: defaultdict(int))

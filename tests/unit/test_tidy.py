@@ -54,6 +54,8 @@ REFUSED_LINES = {
     "a promise in place of a check": (r"\.py$", r"#\s*type:\s*ignor[e](?!\[)|#\s*noq[a](?!: [A-Z]+\d+)"),
 }
 REFUSED_NAMES = r"(^|/)(utils?|helpers?|manager|service|common|misc)\.py$"
+# Words that begin a fragment or a riddle in place of a sentence, as "What remains." or "Likewise."
+NO_SENTENCES = set("As At By How Likewise Nobody Nothing Of So That Those What Whether Where Whoever Why".split())
 LUA_HEADER = ("-- KEYS", "-- ARGV", "-- Returns ")
 
 
@@ -75,12 +77,19 @@ def python_findings(path: PurePath, module: ast.Module) -> Iterator[str]:
     if module.body and not ast.get_docstring(module):
         yield f"{path}: a module without a docstring"
     for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if first_word(ast.get_docstring(node)) in NO_SENTENCES:
+                yield f"{path}:{node.lineno}: {node.name} has a docstring that is no sentence"
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or 0) - node.body[0].lineno + 1  # a signature may be as long as it needs
             if lines > MAX_FUNCTION_LINES:
                 yield f"{path}:{node.lineno}: {node.name} has {lines} lines"
         if isinstance(node, ast.Call) and path.parts[0] == "tests" and ast.unparse(node.func) == "time.sleep":
             yield f"{path}:{node.lineno}: a test that waits for the clock"
+
+
+def first_word(text: str | None) -> str:
+    return re.split(r"\W", text, maxsplit=1)[0] if text else ""
 
 
 def lua_findings(path: PurePath, text: str) -> Iterator[str]:

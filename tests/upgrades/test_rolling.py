@@ -60,7 +60,7 @@ def test_the_guide_has_the_pairs() -> None:
 
 
 def test_the_recorded_release_is_the_one_before() -> None:
-    """Where the tag is there, it names the same commit."""
+    """The table names the minor release before, and the commit of its tag if the tag exists."""
     known = TABLE["release-before"]
     assert isinstance(known, EarlierRelease)
     assert minor_of(known.release) == minor_of(OLDEST_PEER)

@@ -38,7 +38,7 @@ class Exporter(Protocol):
 
 
 class Tracing:
-    """What takes the spans of a process. With `shows_keys` they may have what requests are counted by, as tenants."""
+    """The exporter of a process's spans. With `shows_keys` they may have what requests are counted by, as tenants."""
 
     def __init__(self, exporter: Exporter, ratio: float, metrics: TraceMetrics, *, shows_keys: bool) -> None:
         self._exporter = exporter

@@ -65,7 +65,7 @@ def state_of_restored_lease(lane: Lane) -> LeaseState:
 
 
 class Rebased(NamedTuple):
-    """What is to be written."""
+    """The rows to write."""
 
     pools: Sequence[Pool]
     leases: Sequence[Lease]

@@ -19,7 +19,7 @@ LAST_KEPT_MS = 300  # so long what a region has must last before a grant could c
 
 
 class PoolDemand(NamedTuple):
-    """What one region wants of one pool, and what else is known of both."""
+    """The units that one region wants of one pool, and everything else that is known of both."""
 
     demand_milli: int
     waiting: int

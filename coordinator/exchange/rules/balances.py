@@ -200,7 +200,7 @@ class Lease:
 
 @dataclass(slots=True)
 class Correction:
-    """What becomes of a lease of a closed period in an open one: the lease's own row does not change.
+    """The changes of a lease of a closed period, booked in an open one: the lease's own row does not change.
 
     It balances like a lease:
 

@@ -51,7 +51,7 @@ class BookedReport(NamedTuple):
 
 
 class DecidedExchange(NamedTuple):
-    """What an exchange came to, as its region is told."""
+    """The outcome of an exchange, as its region learns it."""
 
     exchange: Classified
     verdict: SettlementVerdict

@@ -58,7 +58,7 @@ class GrantRequest(NamedTuple):
 
 
 class LeaseTerms(NamedTuple):
-    """How long a region may spend its leases, and how late it may report what it spent."""
+    """The time for which a region may spend its leases, and the time for which it may report usage late."""
 
     lease_ms: int
     late_days: int = 35  # after its period was closed; what comes later waits for people
@@ -122,7 +122,7 @@ class PoolView(NamedTuple):
 
 
 class EntitledPeriod(NamedTuple):
-    """What a quota's leases are given in the current period, and near its end in the next one as well."""
+    """A quota key's entitlement in the current period and, near its end, the key in the next one."""
 
     entitlement: Entitlement
     key: Key

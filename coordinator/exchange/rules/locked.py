@@ -43,7 +43,7 @@ class LockedExchange(NamedTuple):
 
 
 class AsRead(NamedTuple):
-    """What was found behind the locks, to compare with what is decided."""
+    """The rows as they were read behind the locks, to compare with the decision."""
 
     states: Mapping[LeaseName, LeaseState]
     grantable: Mapping[Key, int]
@@ -85,7 +85,7 @@ class Locked(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """How far a decision may go beyond what regions ask for."""
+    """The bounds within which a decision may go beyond what regions ask for."""
 
     pushable: Collection[int]  # epochs that wait elsewhere: current, and held so
     limits: Mapping[str, int]  # of the quota keys of which something may be pushed

@@ -27,7 +27,7 @@ PERIODS_AHEAD = 2
 
 
 class ClaimBounds(NamedTuple):
-    """How much usage beyond its grants one region may report of one quota in one period without people's approval."""
+    """The usage beyond its grants that one region may report of one quota in one period without people's approval."""
 
     limit_factor: int = 10
     floor_units: int = 1_000_000

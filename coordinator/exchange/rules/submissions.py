@@ -249,7 +249,7 @@ def keep_within_budgets(
 
 
 class _BeyondBudget(NamedTuple):
-    """What one region may not make now."""
+    """The quotas and reports of one region that are beyond its budget now."""
 
     quotas: Collection[str]  # that are wanted
     reports: Collection[Key]

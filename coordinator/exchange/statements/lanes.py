@@ -30,7 +30,7 @@ async def lock_lane(connection: Connection, epoch: int, lane: int) -> Lane | Non
 
 
 class LockedLanes(NamedTuple):
-    """What the first statement of a transaction finds, at one moment."""
+    """The result of a transaction's first statement: everything in it is of one moment."""
 
     lanes: dict[tuple[int, int], Lane]  # those that were issued to their region, by (epoch, lane)
     catalogue: Catalogue

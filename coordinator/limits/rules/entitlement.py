@@ -41,7 +41,7 @@ class RegionShare(NamedTuple):
 
 
 class Catalogue(NamedTuple):
-    """What is in force at one moment, as far as some quota keys need it."""
+    """The limits in force at one moment, as far as some quota keys need them."""
 
     version: int
     quotas: Mapping[str, Quota]

@@ -84,7 +84,7 @@ class Overridden(NamedTuple):
 
 
 class History(NamedTuple):
-    """What happened to the limits of one tenant, in order."""
+    """The changes of the limits of one tenant, in order."""
 
     tenant: str
     versions: Sequence[Version]

@@ -91,7 +91,7 @@ class OpenLease(NamedTuple):
     reported_at: datetime | None = None
 
     def is_held(self, period: Period) -> bool:
-        """Whether the outstanding units are in open holds.
+        """Return whether the outstanding units are in open holds.
 
         At the end of a period a store returns all units but those of open holds. So units that a region still has
         although it has reported since then are held.
@@ -100,7 +100,7 @@ class OpenLease(NamedTuple):
 
 
 class OpenHoldTerms(NamedTuple):
-    """How long a close waits for open holds."""
+    """The time until which a close waits for open holds."""
 
     until: datetime
     are_left: bool = False  # a person has consented to close without them

@@ -36,7 +36,7 @@ EVERYTHING = 2**63
 
 
 class Hindrance(StrEnum):
-    """Why units cannot be moved, or why a move ended incomplete."""
+    """The reasons why units cannot be moved, or why a move ended incomplete."""
 
     SPENT = "spent"  # the source does not hold them, or not any more
     NEEDED = "needed"  # the source spends them before a grant could arrive
@@ -69,7 +69,7 @@ class Cannot(Struct, frozen=True):
 
 
 class RegionHolding(Struct, frozen=True):
-    """What one region has of a pool."""
+    """One region's part of a pool."""
 
     region: str
     taken: int  # granted in the period, spent or not
@@ -77,7 +77,7 @@ class RegionHolding(Struct, frozen=True):
 
 
 class PoolSpread(Struct, frozen=True):
-    """How a pool is divided over the regions."""
+    """The division of a pool over the regions."""
 
     quota: str
     period: str
@@ -116,7 +116,7 @@ class TakenBack(Struct, frozen=True):
 
 
 class PlannedHold(Struct, frozen=True):
-    """What is kept for the target of a move, like a floor, until a time."""
+    """Units that are kept for the target of a move, like a floor, until a time."""
 
     quota: str
     period: str

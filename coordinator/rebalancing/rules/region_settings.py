@@ -35,7 +35,7 @@ NOTHING_SET = Setting()
 
 
 class FloorHold(NamedTuple):
-    """What is kept for a region in one period, like a floor, until a time: it ends by itself."""
+    """Units that are kept for a region in one period, like a floor, until a time: it ends by itself."""
 
     period: str
     units: int

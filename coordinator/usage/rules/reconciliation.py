@@ -23,7 +23,7 @@ from protocol.lease import RETURNS_COUNT, LeaseState
 
 
 class BalanceStatus(StrEnum):
-    """Whether a period balances. If several kinds of findings exist, the first of these is its status."""
+    """The status of a period's balance. If several kinds of findings exist, it is the first of these."""
 
     DRIFT = "drift"  # a region consumed more or less than the ledger has booked
     RETURNS = "returns"  # a region returned more or less than the ledger has booked

@@ -47,7 +47,7 @@ class Granularity(StrEnum):
 
 
 class StoredUsage(StrEnum):
-    """How usage is stored: as it was booked, by the minute, and rolled up."""
+    """The granularities in which usage is stored: as it was booked, by the minute, and rolled up."""
 
     MINUTE = "minute"
     HOUR = "hour"

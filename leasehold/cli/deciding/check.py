@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leasehold.cli.api import answer, explained, pair, verification
+from leasehold.cli.api import answer, explained, pairs, verification
 from leasehold.cli.environment import secret_of
 from leasehold.cli.output import print_table
 
@@ -53,9 +53,9 @@ def check(
 
 
 def _subject(given: list[str]) -> dict[str, Any]:
-    pairs = [pair(text, EXAMPLE) for text in given]
-    subject: dict[str, Any] = {field: value for field, value in pairs if not field.startswith(LABEL)}
-    labels = {field.removeprefix(LABEL): value for field, value in pairs if field.startswith(LABEL)}
+    named = pairs(given, EXAMPLE).items()
+    subject: dict[str, Any] = {field: value for field, value in named if not field.startswith(LABEL)}
+    labels = {field.removeprefix(LABEL): value for field, value in named if field.startswith(LABEL)}
     return subject | ({"labels": labels} if labels else {})
 
 

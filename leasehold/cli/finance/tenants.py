@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from leasehold.cli.api import Cli, Column, api_command, fields, pair, segment
+from leasehold.cli.api import Cli, Column, api_command, fields, pairs, segment
 
 tenant = typer.Typer(no_args_is_help=True, help="Register who tenants are, for statements, spreadsheets and webhooks.")
 
@@ -47,7 +47,7 @@ def set_tenant(
     time_zone: Annotated[str, typer.Option("--time-zone", help="The zone of times on paper.")] = "UTC",
 ) -> None:
     """Register a tenant, in place of what is registered of it."""
-    ids = dict(pair(each, "--external-id SYSTEM=ID, such as stripe=cus_9s6") for each in external_id or ())
+    ids = pairs(external_id or (), "--external-id SYSTEM=ID, such as stripe=cus_9s6")
     body = {"name": name, "external_ids": ids, "address": address or [], "time_zone": time_zone}
     cli.render(cli.put(f"/v1/tenants/{segment(tenant_id)}", body), TENANT)
 

@@ -21,45 +21,57 @@ AGENTS, DATABASE, STORES = "LEASEHOLD_DOCTOR_AGENTS", "LEASEHOLD_DOCTOR_DATABASE
 VISIBLE = "Others can see arguments: use the variable for a URL with a password."
 
 
+Urls = Annotated[
+    list[str] | None,
+    typer.Option("--url", envvar=URL, help="A coordinator's URL; repeatable.", show_default=DEFAULT_URL),
+]
+Agents = Annotated[
+    list[str] | None, typer.Option("--agent", envvar=[AGENTS, AGENT_URL], help="An agent's URL; repeatable.")
+]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--database-url",
+        envvar=DATABASE,
+        help=f"Read this database as well: a role with pg_read_all_stats sees which standbys confirm. {VISIBLE}",
+    ),
+]
+StoreUrls = Annotated[
+    list[str] | None,
+    typer.Option("--store-url", envvar=STORES, help=f"Ask this store as well, and measure it; repeatable. {VISIBLE}"),
+]
+EnvoyFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--envoy", dir_okay=False, help="Check this configuration of Envoy as well; repeatable."),
+]
+CaFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca-file", exists=True, dir_okay=False, help="Certificates (PEM) to trust beside those of the machine."
+    ),
+]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Seconds for each request.")]
+Codes = Annotated[list[str] | None, typer.Option("--check", help="Only the check of this code; repeatable.")]
+OnlyProblems = Annotated[bool, typer.Option("--problems", help="Leave out what is ok.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings, too.")]
+Listed = Annotated[bool, typer.Option("--list", help="List all checks, and run none.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
+
+
 @commands.command()
 def doctor(
-    url: Annotated[
-        list[str] | None,
-        typer.Option("--url", envvar=URL, help="A coordinator's URL; repeatable.", show_default=DEFAULT_URL),
-    ] = None,
-    agent: Annotated[
-        list[str] | None, typer.Option("--agent", envvar=[AGENTS, AGENT_URL], help="An agent's URL; repeatable.")
-    ] = None,
-    database_url: Annotated[
-        str | None,
-        typer.Option(
-            "--database-url",
-            envvar=DATABASE,
-            help=f"Read this database as well: a role with pg_read_all_stats sees which standbys confirm. {VISIBLE}",
-        ),
-    ] = None,
-    store_url: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--store-url", envvar=STORES, help=f"Ask this store as well, and measure it; repeatable. {VISIBLE}"
-        ),
-    ] = None,
-    envoy: Annotated[
-        list[Path] | None,
-        typer.Option("--envoy", dir_okay=False, help="Check this configuration of Envoy as well; repeatable."),
-    ] = None,
-    ca_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--ca-file", exists=True, dir_okay=False, help="Certificates (PEM) to trust beside those of the machine."
-        ),
-    ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds for each request.")] = 10.0,
-    check: Annotated[list[str] | None, typer.Option("--check", help="Only the check of this code; repeatable.")] = None,
-    problems: Annotated[bool, typer.Option("--problems", help="Leave out what is ok.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings, too.")] = False,
-    listed: Annotated[bool, typer.Option("--list", help="List all checks, and run none.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")] = False,
+    url: Urls = None,
+    agent: Agents = None,
+    database_url: DatabaseUrl = None,
+    store_url: StoreUrls = None,
+    envoy: EnvoyFiles = None,
+    ca_file: CaFile = None,
+    timeout: Timeout = 10.0,
+    check: Codes = None,
+    problems: OnlyProblems = False,
+    strict: Strict = False,
+    listed: Listed = False,
+    as_json: Json = False,
 ) -> None:
     """Check an installation from this machine: who answers, TLS, clocks, stores, database, time-outs, jobs, webhooks.
 

@@ -32,7 +32,7 @@ Reason = Annotated[str | None, typer.Option(help="The reason, which the audit lo
 
 
 class Answers(NamedTuple):
-    """What the options say about the plan: only print it, do not ask, and follow it to its end."""
+    """The options of a plan: only print it, do not ask, and follow it to its end."""
 
     dry_run: bool
     yes: bool
@@ -84,7 +84,9 @@ def weigh(
     """Set weights, floors, ceilings and pins of regions. Units above a new ceiling are recalled."""
     by_region: dict[str, dict[str, int | str | None]] = {}
     for region, name, value in map(_setting, settings):
-        by_region.setdefault(region, {})[name] = value
+        if name in by_region.setdefault(region, {}):
+            fail(f"{region}.{name} is given twice")
+        by_region[region][name] = value
     request = {"mode": "weigh", "quota": quota, "settings": by_region, "reason": reason}
     _rebalance(cli, request, Answers(dry_run, yes, wait))
 

@@ -9,6 +9,7 @@ import typer
 
 from leasehold.cli.api import Cli, Column, api_command, fields, segment
 from leasehold.cli.output import Columns, Row, Section, Watch, fail, print_sections
+from protocol.counting import counted
 
 commands = typer.Typer()
 region = typer.Typer(no_args_is_help=True, help="Look at the regions, add one, or change its weight.")
@@ -96,7 +97,7 @@ def put_identities(
 
 def _faults(region: dict[str, Any]) -> str:
     faults = ["two stores answer under its name"] if region["split_brain"] else []
-    faults += [f"{region['regressed_lanes']} lanes stand"] if region["regressed_lanes"] else []
+    faults += [f"{counted(region['regressed_lanes'], 'lane')} ahead of the ledger"] if region["regressed_lanes"] else []
     return ", ".join(faults)
 
 

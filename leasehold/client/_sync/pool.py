@@ -35,7 +35,7 @@ class IdleConnection(NamedTuple):
 
 
 class ConnectionPool:
-    """At most `size` connections are open at the same time; other calls wait for one of them."""
+    """Connections to one agent, at most `size` at the same time. Other calls wait for one of them."""
 
     def __init__(self, address: ServerAddress, token: Token | None, timeouts: Timeouts, size: int) -> None:
         self._address = address

@@ -10,7 +10,7 @@ RETRY_WHEN_DRAINED_MS = 5_000  # people restore a region
 
 
 class LeaseOutlook(NamedTuple):
-    """What an agent knows of an allowance in addition to its lease."""
+    """An agent's knowledge of an allowance in addition to its lease."""
 
     is_exhausted: bool = False  # the coordinator said that nothing is left in the period
     is_cut_off: bool = False

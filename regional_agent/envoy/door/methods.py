@@ -28,7 +28,7 @@ class Status(IntEnum):
 
 
 class GrpcError(Exception):
-    """What a call is answered in place of a message. The text is for the people who run the client."""
+    """An error that answers a call in place of a message. The text is for the people who run the client."""
 
     def __init__(self, status: Status, text: str) -> None:
         super().__init__(text)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Headroom(NamedTuple):
-    """How many of a sample of leases can still admit something."""
+    """The leases of a sample, and those of them that can admit nothing more."""
 
     leases: int = 0
     dry: int = 0  # spent or expired, with nothing left of an overdraft

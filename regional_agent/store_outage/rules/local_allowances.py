@@ -12,7 +12,7 @@ from regional_agent.store_outage.rules.local_rates import fraction_of
 
 
 class SeenLease(NamedTuple):
-    """What the store reported of a lease last."""
+    """The state of a lease that the store reported last."""
 
     available: int
     until_ms: int  # when its period ends

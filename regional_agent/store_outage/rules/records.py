@@ -58,7 +58,7 @@ class AdmittedOperation(Struct, array_like=True, frozen=True):
 
 
 class Record(Struct, array_like=True, frozen=True):
-    """What was admitted together; or the operations of the segment that the store had charged itself."""
+    """The entries that were admitted together, or the operations of the segment that the store had charged itself."""
 
     entries: list[Entry]
     operations: list[AdmittedOperation]

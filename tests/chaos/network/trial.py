@@ -29,7 +29,7 @@ ROUTES = ("/v1/exports", OPEN_ROUTE)
 
 @dataclass
 class Answers:
-    """What the services of one region were answered."""
+    """The answers that the services of one region got."""
 
     statuses: Counter[int] = field(default_factory=Counter)  # 0 is no answer
     reasons: Counter[str] = field(default_factory=Counter)
@@ -50,7 +50,7 @@ class Answers:
 
 @dataclass
 class Record:
-    """What was observed of one fault."""
+    """The observations of one fault."""
 
     fault: Fault
     answers: dict[str, Answers]
@@ -105,7 +105,7 @@ def try_out(stack: DividedStack, alerts: Alerts, fault: Fault, lasts_s: float, s
 
 
 class Seen:
-    """What the services of the target and of the core, and the alerts, said of a fault."""
+    """The health and alerts that the services of the target and of the core showed during a fault."""
 
     def __init__(self, stack: DividedStack, alerts: Alerts) -> None:
         self._stack, self._alerts = stack, alerts

@@ -166,7 +166,7 @@ async def test_what_waits_at_a_silent_coordinator_goes_to_the_next_one(
 
 
 async def test_an_answer_of_503_moves_to_the_next_coordinator(world: World) -> None:
-    """As a coordinator answers that has lost its database, and the other one has not."""
+    """A coordinator that has lost its database answers so while another one has not."""
     async with answering(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n") as unavailable:
         agent = await world.agent(coordinator_url=f"{unavailable},{world.url}")
         assert (await agent.check(cost=10)).status_code == 200

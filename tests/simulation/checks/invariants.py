@@ -27,7 +27,7 @@ from tests.simulation.world import LANES, OVERDRAFT, TERMS, World, is_current
 
 @dataclass
 class Watch:
-    """What is remembered from step to step, to notice when something goes back."""
+    """The state remembered from step to step, to notice when something goes back."""
 
     funded: dict[Key, int] = field(default_factory=dict)  # the largest value so far
     totals: dict[tuple[int, Key], tuple[int, ...]] = field(default_factory=dict)
@@ -82,7 +82,7 @@ def books_balance(world: World, watch: Watch) -> Iterator[str]:
 
 
 def closed_means_closed(world: World, watch: Watch) -> Iterator[str]:
-    """Nothing of a closed period is added, changed or removed."""
+    """A closed period's rows are never added, changed or removed."""
     if world.ledger_lost != watch.ledger_lost:
         watch.ledger_lost = world.ledger_lost
         watch.closed.clear()
@@ -170,7 +170,7 @@ def what_goes_over_was_left(world: World, _: Watch) -> Iterator[str]:
 
 
 def what_goes_over_arrives_once(world: World, _: Watch) -> Iterator[str]:
-    """What a closed period carries over is exactly what the next period gets."""
+    """The units that a closed period carries over are exactly those that the next period gets."""
     gone, came = Counter[tuple[str, str]](), Counter[Key]()
     for (key, _epoch, charge_period, src, dst, _cause), units in world.ledger.rows["moved"].items():
         if Account.CARRIED_OVER_IN in (src, dst):
@@ -424,7 +424,7 @@ def usage_is_reported_in_time(world: World, watch: Watch) -> Iterator[str]:
 
 
 def _is_free(world: World, quota: str) -> bool:
-    """Whether the current period has enough unallocated units for any request."""
+    """Return whether the current period has enough unallocated units for any request."""
     now = world.clock.now()
     found = entitlement(world.ledger.catalogue([quota], now), quota)
     if not isinstance(found, Entitlement):
@@ -455,7 +455,7 @@ def _what_could_stop(world: World, region: str) -> Any:
 
 
 def _may_deny(world: World, region: str, quota: str) -> bool:
-    """Whether people limit what the region may have, or reserve units for one of its leases."""
+    """Return whether people limit what the region may have, or reserve units for one of its leases."""
     catalogue = world.ledger.catalogue([quota], world.clock.now())
     if any(world.ledger.rows["setting"].values()) or catalogue.mode_of(quota) is Mode.REGIONAL:
         return True
@@ -494,7 +494,7 @@ def no_lane_stops(world: World, _: Watch) -> Iterator[str]:
 
 
 def no_quarantine(world: World, _: Watch) -> Iterator[str]:
-    """Nothing goes into quarantine, unless a store lost data unnoticed or the region lies."""
+    """Quarantine stays empty, unless a store lost data unnoticed or the region lies."""
     if world.ledger_lost:
         return
     for lease in world.ledger.leases.values():
@@ -734,7 +734,7 @@ def nothing_of_what_is_central_lies_idle(world: World, _: Watch) -> Iterator[str
 
 
 def a_proven_promotion_leaves_nothing_to_people(world: World, _: Watch) -> Iterator[str]:
-    """Of an epoch that a promoted replica has all of, nothing is outstanding or in suspense."""
+    """An epoch that a promoted replica has all of leaves no units outstanding or in suspense."""
     if world.ledger_lost:
         return
     for lease in world.ledger.leases.values():
@@ -753,7 +753,7 @@ def three_ways_agree(world: World, _: Watch) -> Iterator[str]:
 
 
 def what_is_over_is_closed(world: World, _: Watch) -> Iterator[str]:
-    """Nothing keeps an ended period open, except for holds with a stated end."""
+    """An ended period can be closed, unless holds with a stated end keep it open."""
     now = world.clock.now()
     for period in sorted({key.period for key in world.ledger.pools}):
         if is_over(period, now) and world.ledger.period(period).state != "closed":

@@ -134,14 +134,14 @@ def copy(row: Row) -> Row:
 
 
 class Proposal(NamedTuple):
-    """How people may end what is in suspense of one lease, until it is approved or another takes its place."""
+    """A proposed end of one lease's suspense, until it is approved or another takes its place."""
 
     id: str
     terms: Agreed
 
 
 class Adjustment(NamedTuple):
-    """What one person proposed to correct in the books, and what became of it."""
+    """A correction that one person proposed, and what became of it."""
 
     terms: Adjusting
     proposed_by: UUID
@@ -191,7 +191,7 @@ class Override(NamedTuple):
 
 @dataclass
 class Transaction:
-    """What one transaction would write. Nobody sees it before it is committed."""
+    """The writes of one transaction. No other sees them before it is committed."""
 
     writes: dict[Name, Any] = field(default_factory=dict)
     notices: list[Notice] = field(default_factory=list)

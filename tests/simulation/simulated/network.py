@@ -335,7 +335,7 @@ class VirtualClient:
         return None
 
     async def blocks(self, since: int | None, read: Callable[[bytes], T]) -> T | None:
-        """Nobody is blocked here: the list is heard once, and does not change."""
+        """Return an empty list of blocks once, and then wait for ever, because it does not change."""
         if since is None:
             return read(msgspec.json.encode(BlockList(version=0, data=[])))
         await self._loop.create_future()

@@ -32,14 +32,14 @@ class Sorted(dict[str, float]):
 
 
 class Algorithm(NamedTuple):
-    """How many keys and arguments one policy takes in a call of check.lua."""
+    """The number of keys and arguments that one policy takes in a call of check.lua."""
 
     keys: int
     arguments: int
 
 
 class Charged(NamedTuple):
-    """What one policy of a request asks for."""
+    """The key and cost that one policy of a request charges."""
 
     algorithm: str
     key: str

@@ -33,7 +33,7 @@ ASKED = Counter(
 
 @asynccontextmanager
 async def agent(*answers: bytes) -> AsyncIterator[Server]:
-    """Whoever connects is answered so, each time the next of them, and again from the first; nothing is: hung up."""
+    """Serve each request the next of the answers, and again from the first; an empty answer closes the connection."""
     told = iter(range(10**6))
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -238,7 +238,7 @@ async def test_a_credit_before_the_first_check_is_added_to_the_limit(
 async def test_an_adjustment_of_a_closed_period_is_booked_in_the_current_one(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, region: Region, people: People, finance: httpx.AsyncClient
 ) -> None:
-    """Nothing can be spent in a period that has ended, closed or not."""
+    """A period that has ended, closed or not, has no units to spend."""
     admin_harness.clock.time = datetime(2026, 12, 2, 12, tzinfo=UTC)
     open_yet = await people.adjusted(units=1)
     assert open_yet["booked_in"] == "2026-12"

@@ -91,7 +91,7 @@ async def change_something(connection: Connection) -> None:
 
 
 class Refused(Exception):
-    """What an operation raises after the server has stopped answering."""
+    """The error of an operation whose server has stopped answering."""
 
 
 async def test_an_operation_that_refuses_does_not_wait_for_a_rollback_that_hangs(

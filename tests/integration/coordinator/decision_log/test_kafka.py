@@ -54,7 +54,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 
 class Outcome:
-    """What the metrics say has become of the published decisions."""
+    """The counts of published decisions, read from the metrics."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -99,7 +99,7 @@ async def test_a_claim_of_no_data_loss_counts_for_its_epoch_only(agent_harness: 
 async def test_an_epoch_believed_lost_returns_all_once_its_store_is_found_alive(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
-    """That includes units returned meanwhile that were not trusted."""
+    """The epoch also returns the units whose return was not trusted meanwhile."""
     await agent.say(1, demands=[want(waiting=10)])
     newer = await next_incarnation(agent)
     await agent.say(2, lease(granted=10, consumed=4, returned=2))

@@ -157,7 +157,7 @@ async def test_a_batch_is_one_transaction(agent_harness: AgentHarness) -> None:
 
 
 async def test_regions_of_a_batch_are_granted_in_turn(agent_harness: AgentHarness) -> None:
-    """By demand the first gets all of its target, the second a quarter of what is left, the third a sixth."""
+    """The first gets all of its target by demand, the second a quarter of what is left, the third a sixth."""
     await scarce(agent_harness, 100)
     agents = await several(agent_harness, 3)
     applied = await applied_together(agent_harness, agents, LeaseDemand(quota=EXPORTS, demand_milli=40_000))

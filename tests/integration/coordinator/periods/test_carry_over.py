@@ -127,7 +127,7 @@ async def test_carried_over_units_are_spent_first_and_do_not_carry_over_again(
 async def test_late_usage_is_included_up_to_the_units_not_carried_over(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient, region: Region
 ) -> None:
-    """Of 1,000 units 900 are used, 60 in suspense and 40 carried over: of 100 late units 60 are within their month's
+    """900 of 1,000 units are used, 60 in suspense and 40 carried over: of 100 late units 60 are within their month's
     limit.
     """
     await limited(admin, carry_over="all")
@@ -283,7 +283,7 @@ async def test_a_soft_cap_does_not_carry_over(
 async def test_units_in_suspense_do_not_carry_over(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, region: Region
 ) -> None:
-    """Whether they were used is unknown: they were lost with the region's store, and stay in suspense."""
+    """The region's store was lost, so it is unknown whether the units were used, and they stay in suspense."""
     await limited(admin, carry_over="all")
     await grants(region, 250, NOVEMBER)
     region.leases[ACME, NOVEMBER]["returned"] = region.leases[ACME, NOVEMBER]["granted"] - 250

@@ -141,7 +141,7 @@ async def test_announced_overrides_begin_and_end_in_a_partitioned_region(world: 
 
 
 async def test_the_last_known_blocks_and_overrides_apply_without_the_coordinator(world: World, tmp_path: Path) -> None:
-    """That includes those that ended while no agent ran, by this machine's own clock."""
+    """Blocks and overrides that ended while no agent ran have ended, by this machine's own clock."""
     async with running(world.settings("us-east", state_dir=tmp_path)) as agent:
         await agent.ready()
         await made(world, "/v1/blocks", field="user", value="mallory")

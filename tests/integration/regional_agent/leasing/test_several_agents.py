@@ -25,7 +25,7 @@ def incarnation_of(agent: Agent) -> StoreIncarnation:
 
 @pytest.mark.parametrize("dies", ["before it sent", "after it sent"])
 async def test_an_agent_that_dies_in_the_middle_of_an_exchange_leaves_it_to_the_others(world: World, dies: str) -> None:
-    """Nothing else happens in the lane, so only the batch itself informs the other agents."""
+    """The lane is idle otherwise, so only the batch itself informs the other agents."""
     agent = await world.agent(report_interval_ms=60_000)
     await agent.lease(50)
     await agent.check(cost=7)

@@ -290,7 +290,7 @@ async def test_a_local_policy_admits_its_fraction_and_a_closed_one_nothing(world
 
 
 async def test_two_local_policies_on_one_key_count_each_others_units(world: World, its_store: Store) -> None:
-    """Of the region's ten units one policy admits five at once and the other two, from one bucket: a request on both
+    """One policy admits five of the region's ten units at once and the other two, from one bucket: a request on both
     takes two.
     """
     agent = await quiet_agent(world, store_url=its_store.url, breaker_pause_ms=FOR_EVER_MS)
