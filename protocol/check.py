@@ -240,9 +240,15 @@ class Denial(CheckAnswer, frozen=True, kw_only=True):
     request_id: str
 
 
-def cause_of_denial(answer: CheckAnswer) -> DenialCause | None:
-    """Return the reason of the policy that denies."""
+def denying_policy(answer: CheckAnswer) -> PolicyAnswer | None:
+    """Return the answer of the policy that denies."""
     for each in answer.policies:  # a generator would cost several times as much, for each denial
         if each.policy == answer.denied_by and each.reason:
-            return each.reason
+            return each
     return None
+
+
+def cause_of_denial(answer: CheckAnswer) -> DenialCause | None:
+    """Return the reason of the policy that denies."""
+    policy = denying_policy(answer)
+    return None if policy is None else policy.reason

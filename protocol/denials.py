@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from protocol.check import CheckAnswer, Denial, DenialCause, cause_of_denial
+from protocol.check import CheckAnswer, Denial, DenialCause, PolicyAnswer, cause_of_denial, denying_policy
 from protocol.problems import PROBLEMS
 
 
@@ -73,4 +73,14 @@ def _detail_of_denial(answer: CheckAnswer) -> str:
         )
         return f"policy {answer.denied_by!r} fails closed, and {server} does not answer"
     when = "" if answer.retry_after_ms is None else f"; try again in {-(-answer.retry_after_ms // 1000)} s"
-    return f"policy {answer.denied_by!r} denies this request: {_REASONS.get(cause, _REASONS[DenialCause.LIMIT])}{when}"
+    return f"policy {answer.denied_by!r} denies this request: {_reason_of(denying_policy(answer))}{when}"
+
+
+def _reason_of(policy: PolicyAnswer | None) -> str:
+    """Return why a policy denies, with the units if smaller costs are or would be allowed."""
+    cause = DenialCause.LIMIT if policy is None or policy.reason not in _REASONS else policy.reason
+    if policy is not None and cause is DenialCause.LIMIT and policy.remaining:
+        return f"its cost is above the {policy.remaining} of {policy.limit} that are left here"
+    if policy is not None and cause is DenialCause.NEVER and policy.kind != "allowance" and policy.share < policy.limit:
+        return f"its cost is above the {policy.share} of {policy.limit} that this region ever allows at once"
+    return _REASONS[cause]

@@ -8,6 +8,7 @@ are split into a field, a rule and a reason, for programs.
 import asyncio
 import contextlib
 import functools
+import itertools
 import json
 import re
 import zlib
@@ -21,6 +22,8 @@ from starlette.responses import Response
 from web.problems import InvalidParameter, Problem
 
 JSON = "application/json"
+MOST_SEARCHED = 64  # entries of an object, for the one that is at fault
+LONGEST_SEARCHED = 4096  # characters of a body
 T = TypeVar("T")
 
 # --- in --------------------------------------------------------------------------------------------------------------
@@ -64,7 +67,7 @@ def _decoded(raw: bytes, type_: type[T], within: str, refuse_repeated: Callable[
         value: T = _decoder(type_).decode(text)
         refuse_repeated(value, raw, text)
     except msgspec.ValidationError as error:
-        raise invalid(error, within) from None
+        raise invalid(error, within, _searched(error, type_, text)) from None
     except UnicodeDecodeError as error:
         _not_json(f"The body is not UTF-8: {error.reason} at byte {error.start}.", within)
     except msgspec.DecodeError as error:
@@ -76,13 +79,57 @@ def _decoded(raw: bytes, type_: type[T], within: str, refuse_repeated: Callable[
     return value
 
 
-def invalid(error: msgspec.ValidationError, within: str = "") -> Problem:
-    """Return msgspec's message as a Problem with field, rule and reason."""
+def invalid(error: msgspec.ValidationError, within: str = "", at: str | None = None) -> Problem:
+    """Return msgspec's message as a Problem with field, rule and reason. `at` is the field, if it is known better."""
     message, _, path = str(error).partition(" - at `")
     named = re.search(r"(?:missing required|contains unknown) field `(.*)`$", message, re.DOTALL)
-    field = _joined(within, _joined(_field(path), named[1] if named else "")) or "body"
+    at = _field(path) if at is None else at
+    field = _joined(within, _joined(at, named[1] if named else "")) or "body"
     parameter = InvalidParameter(field[:256], _rule(message), message[:256])
     return Problem("invalid-request", f"{parameter.field}: {parameter.reason}", invalid_parameters=[parameter])
+
+
+def _searched(error: msgspec.ValidationError, type_: Any, text: str) -> str | None:
+    with contextlib.suppress(RecursionError):
+        return field_at_fault(error, type_, lambda: json.loads(text)) if len(text) <= LONGEST_SEARCHED else None
+    return None
+
+
+def field_at_fault(error: msgspec.ValidationError, type_: Any, read: Callable[[], Any]) -> str:
+    """Return the field of an error, with the name of an object's entry wherever msgspec's path has `[...]`.
+
+    The entry at fault is the one that has the same fault alone. `read` returns a value that may be changed for that.
+    """
+    path = str(error).partition(" - at `")[2]
+    parts = _PARTS.findall(_field(path)) + ([_ENTRY] if path.startswith("key`") else [])
+    if _ENTRY not in parts:
+        return _field(path)
+    whole = [read()]
+    holder: Any = whole
+    at: str | int = 0
+    field = ""
+    for part in parts:
+        if part == _ENTRY:
+            name = _entry_at_fault(error, type_, whole, holder, at)
+            if name is None:
+                return _field(path)
+            holder, at, field = holder[at], name, f"{field}.{name}"
+        else:
+            holder, at, field = holder[at], int(part[1:-1]) if part[0] == "[" else part, _joined(field, part)
+    return field.removeprefix(".")
+
+
+def _entry_at_fault(error: msgspec.ValidationError, type_: Any, whole: list[Any], holder: Any, at: Any) -> str | None:
+    """Reduce the object `holder[at]` to the entry that is at fault, and return its name. Few entries are searched."""
+    entries = holder[at]
+    for name in itertools.islice(entries, MOST_SEARCHED):
+        holder[at] = {name: entries[name]}
+        try:
+            msgspec.convert(whole[0], type_)
+        except msgspec.ValidationError as alone:
+            if str(alone) == str(error):
+                return str(name)
+    return None
 
 
 async def read_compressed_json(request: Request, most_bytes: int) -> bytes:
@@ -202,6 +249,10 @@ _RULES = (
     (re.compile(r"Invalid enum value"), "enum"),
     (re.compile(r"Invalid "), "format"),
 )
+
+
+_ENTRY = "[...]"  # of msgspec's paths: any entry of an object
+_PARTS = re.compile(r"\[[^\]]+\]|[^.\[]+")
 
 
 def _rule(message: str) -> str:

@@ -7,6 +7,7 @@ large document takes seconds, so it does not run in the event loop.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
 from typing import Annotated, Any, NoReturn, get_args, get_origin
 
 import msgspec
@@ -16,7 +17,7 @@ from coordinator.limits.rules.validation import DocumentFault, faults_of
 from protocol.compatibility.strict import strict
 from protocol.counting import counted
 from protocol.limits.document import LimitsDocument, Quota, QuotaFields
-from web.bodies import decode, invalid
+from web.bodies import decode, field_at_fault, invalid
 from web.problems import InvalidParameter, Problem
 
 YAML = "application/yaml"
@@ -205,7 +206,8 @@ def _misshapen(value: object, type_: Any, path: str) -> Iterator[DocumentFault]:
         msgspec.convert(value, strict(type_))
     except msgspec.ValidationError as error:
         inner = [fault for part in _parts(value, type_, path) for fault in part]
-        yield from inner or [DocumentFault(*each) for each in invalid(error, path).invalid_parameters]
+        at = "" if inner else field_at_fault(error, strict(type_), lambda: deepcopy(value))
+        yield from inner or [DocumentFault(*each) for each in invalid(error, path, at).invalid_parameters]
 
 
 def _parts(value: object, type_: Any, path: str) -> Iterator[Iterable[DocumentFault]]:

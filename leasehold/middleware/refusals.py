@@ -22,7 +22,7 @@ KINDS_FOR_CUSTOMERS = {
     "coordinator-unavailable": "not-ready",
 }
 DETAILS_FOR_CUSTOMERS = {
-    "quota-exceeded": "The limit for this request is used up",
+    "quota-exceeded": "The request exceeds what is left of its limit",
     "cost-above-limit": "The request costs more than its limit ever allows at once",
     "blocked": "This request is blocked",
     "not-ready": "The limit for this request cannot be checked now",
