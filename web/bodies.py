@@ -12,8 +12,10 @@ import itertools
 import json
 import re
 import zlib
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from enum import EnumType
+from types import UnionType
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from starlette.requests import Request
@@ -23,7 +25,7 @@ from web.problems import InvalidParameter, Problem
 
 JSON = "application/json"
 MOST_SEARCHED = 64  # entries of an object, for the one that is at fault
-LONGEST_SEARCHED = 4096  # characters of a body
+LONGEST_SEARCHED = 16_384  # characters of a body
 T = TypeVar("T")
 
 # --- in --------------------------------------------------------------------------------------------------------------
@@ -67,7 +69,8 @@ def _decoded(raw: bytes, type_: type[T], within: str, refuse_repeated: Callable[
         value: T = _decoder(type_).decode(text)
         refuse_repeated(value, raw, text)
     except msgspec.ValidationError as error:
-        raise invalid(error, within, _searched(error, type_, text)) from None
+        read = functools.partial(json.loads, text) if len(text) <= LONGEST_SEARCHED else None
+        raise invalid(error, within, type_, read) from None
     except UnicodeDecodeError as error:
         _not_json(f"The body is not UTF-8: {error.reason} at byte {error.start}.", within)
     except msgspec.DecodeError as error:
@@ -79,23 +82,41 @@ def _decoded(raw: bytes, type_: type[T], within: str, refuse_repeated: Callable[
     return value
 
 
-def invalid(error: msgspec.ValidationError, within: str = "", at: str | None = None) -> Problem:
-    """Return msgspec's message as a Problem with field, rule and reason. `at` is the field, if it is known better."""
+def invalid(
+    error: msgspec.ValidationError, within: str = "", type_: Any = None, read: Callable[[], Any] | None = None
+) -> Problem:
+    """Return msgspec's message as a Problem with field, rule and reason.
+
+    With the type, the reason has the values of an enumeration. With `read`, which returns the invalid value and lets it
+    be changed, the field has the names of entries.
+    """
     message, _, path = str(error).partition(" - at `")
     named = re.search(r"(?:missing required|contains unknown) field `(.*)`$", message, re.DOTALL)
-    at = _field(path) if at is None else at
+    at = _field(path) if read is None else _field_at_fault(error, type_, read)
     field = _joined(within, _joined(at, named[1] if named else "")) or "body"
+    if choices := _choices(type_, _PARTS.findall(_field(path))) if _rule(message) == "enum" else []:
+        message = f"{message}: write {', '.join(choices)}"
     parameter = InvalidParameter(field[:256], _rule(message), message[:256])
     return Problem("invalid-request", f"{parameter.field}: {parameter.reason}", invalid_parameters=[parameter])
 
 
-def _searched(error: msgspec.ValidationError, type_: Any, text: str) -> str | None:
-    with contextlib.suppress(RecursionError):
-        return field_at_fault(error, type_, lambda: json.loads(text)) if len(text) <= LONGEST_SEARCHED else None
-    return None
+def _choices(type_: Any, parts: Sequence[str]) -> list[str]:
+    """Return the values of the enumeration at a path below a type."""
+    origin, inner = get_origin(type_), get_args(type_)
+    if origin is Annotated:
+        return _choices(inner[0], parts)
+    if origin in (Union, UnionType):
+        return [value for each in inner for value in _choices(each, parts)]
+    if not parts:
+        values = inner if origin is Literal else type_ if isinstance(type_, EnumType) else ()
+        return [str(each) for each in values]
+    if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
+        types = {field.encode_name: field.type for field in msgspec.structs.fields(type_)}
+        return _choices(types.get(parts[0]), parts[1:])
+    return _choices(inner[-1], parts[1:]) if inner else []
 
 
-def field_at_fault(error: msgspec.ValidationError, type_: Any, read: Callable[[], Any]) -> str:
+def _field_at_fault(error: msgspec.ValidationError, type_: Any, read: Callable[[], Any]) -> str:
     """Return the field of an error, with the name of an object's entry wherever msgspec's path has `[...]`.
 
     The entry at fault is the one that has the same fault alone. `read` returns a value that may be changed for that.
@@ -104,7 +125,10 @@ def field_at_fault(error: msgspec.ValidationError, type_: Any, read: Callable[[]
     parts = _PARTS.findall(_field(path)) + ([_ENTRY] if path.startswith("key`") else [])
     if _ENTRY not in parts:
         return _field(path)
-    whole = [read()]
+    try:
+        whole = [read()]
+    except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits
+        return _field(path)
     holder: Any = whole
     at: str | int = 0
     field = ""

@@ -17,7 +17,7 @@ from coordinator.limits.rules.validation import DocumentFault, faults_of
 from protocol.compatibility.strict import strict
 from protocol.counting import counted
 from protocol.limits.document import LimitsDocument, Quota, QuotaFields
-from web.bodies import decode, field_at_fault, invalid
+from web.bodies import decode, invalid
 from web.problems import InvalidParameter, Problem
 
 YAML = "application/yaml"
@@ -206,8 +206,8 @@ def _misshapen(value: object, type_: Any, path: str) -> Iterator[DocumentFault]:
         msgspec.convert(value, strict(type_))
     except msgspec.ValidationError as error:
         inner = [fault for part in _parts(value, type_, path) for fault in part]
-        at = "" if inner else field_at_fault(error, strict(type_), lambda: deepcopy(value))
-        yield from inner or [DocumentFault(*each) for each in invalid(error, path, at).invalid_parameters]
+        problem = invalid(error, path, strict(type_), lambda: deepcopy(value))
+        yield from inner or [DocumentFault(*each) for each in problem.invalid_parameters]
 
 
 def _parts(value: object, type_: Any, path: str) -> Iterator[Iterable[DocumentFault]]:

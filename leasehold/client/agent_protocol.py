@@ -13,7 +13,7 @@ operation is charged once. Without one it is never repeated: the failure mode an
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 
@@ -149,6 +149,15 @@ class HeldUnits(msgspec.Struct, frozen=True):
     hold_id: str | None
     units: int
     expires_in_ms: int
+
+
+def refuse_unusable(on_failure: str, **numbers: int) -> None:
+    """Raise ValueError for parameters with which a client would do something else, or wait for ever."""
+    if on_failure not in get_args(OnFailure):
+        raise ValueError(f"on_failure: {on_failure!r} is none of {', '.join(get_args(OnFailure))}")
+    for name, number in numbers.items():
+        if number < 1:
+            raise ValueError(f"{name}: {number} is less than 1")
 
 
 class AgentProtocol:

@@ -79,9 +79,14 @@ def _print_decision(found: dict[str, Any]) -> None:
     typer.echo("allowed" if found["allowed"] else f"denied: {found['detail']}")
     columns = ("policy", "allowed", "limit", "remaining", "retry_after_ms", "reason")
     if found["policies"]:
-        print_table(columns, [[_text(each[name]) for name in columns] for each in found["policies"]])
+        print_table(columns, [[_shown(each, name) for name in columns] for each in found["policies"]])
     elif found["allowed"]:
         typer.echo("no policy matches: `--explain` tells why")
+
+
+def _shown(policy: dict[str, Any], name: str) -> str:
+    is_unlimited = policy.get("unlimited") and name in ("limit", "remaining")
+    return "unlimited" if is_unlimited else _text(policy[name])
 
 
 def _print_explanation(found: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from leasehold.client.agent_protocol import (
     Steps,
     Subject,
     next_step,
+    refuse_unusable,
 )
 from leasehold.client.http1 import FileName, Timeouts, parse_url
 from leasehold.client.tokens import Token
@@ -60,6 +61,7 @@ class Client(Limiter):
         on_failure: OnFailure = "closed",
         breaker: CircuitBreaker | None = None,
     ) -> None:
+        refuse_unusable(on_failure, timeout_ms=timeout_ms, longest_wait_ms=longest_wait_ms, connections=connections)
         self._protocol = AgentProtocol(url, on_failure, breaker or CircuitBreaker(), self._now_s)
         timeouts = Timeouts(timeout_ms / 1000, max(timeout_ms, longest_wait_ms) / 1000)
         self._pool = ConnectionPool(parse_url(url, ca_file, certificate), token, timeouts, connections)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leasehold import AsyncClient, Client
 from leasehold.client.agent_protocol import (
     AgentProtocol,
     AgentSilent,
@@ -29,6 +30,15 @@ from protocol.circuit_breaker import CircuitBreaker
 SUBJECT = {"tenant": "acme", "route": "/v1/exports"}
 ALLOWED: dict[str, Any] = {"allowed": True, "degraded": None, "policies": [], "denied_by": None, "retry_after_ms": 0}
 DENIED = ALLOWED | {"allowed": False, "denied_by": "export", "retry_after_ms": 2_000}
+
+
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    "parameter", [{"on_failure": "opne"}, {"timeout_ms": 0}, {"longest_wait_ms": -1}, {"connections": 0}]
+)
+def test_a_parameter_that_cannot_be_used_is_refused_by_name(client: Any, parameter: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"^{next(iter(parameter))}: "):
+        client(**parameter)
 
 
 class Clock:

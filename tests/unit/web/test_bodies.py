@@ -3,6 +3,7 @@
 import httpx
 import pytest
 
+from protocol.check import Check
 from tests.unit.web.conftest import Order, assert_problem
 from web.bodies import decode
 from web.problems import InvalidParameter, Problem
@@ -107,7 +108,8 @@ BROKEN_RULES = {
     "in the second entry of a map": (GOOD + b',"labels":{"a":"b","c":"12345"}}', "labels.c", "max_length"),
     "in an entry named as an index": (GOOD + b',"labels":{"[1]":"12345"}}', "labels.[1]", "max_length"),
     "in a deep entry of a map": (GOOD + b',"labels":{"a":%s}}' % (b"[" * 1500 + b"]" * 1500), "labels[...]", "type"),
-    "in a map of a long body": (GOOD + b',"labels":{"a":"12345"}}' + b" " * 4096, "labels[...]", "max_length"),
+    "beside 5000 digits": (GOOD + b',"labels":{"a":"12345"},"note":%s}' % (b"9" * 5000), "labels[...]", "max_length"),
+    "in a map of a long body": (GOOD + b',"labels":{"a":"12345"}}' + b" " * 20_000, "labels[...]", "max_length"),
     "twice": (GOOD + b',"cost":1,"cost":2}', "cost", "duplicate"),
     "twice, escaped": (GOOD + b',"cost":1,"c\\u006fst":2}', "cost", "duplicate"),
     "twice within": (b'{"subject":{"tenant":"a","tenant":"b"}}', "tenant", "duplicate"),
@@ -125,6 +127,14 @@ async def test_a_broken_rule_names_field_and_rule(
     (invalid,) = document["invalid_parameters"]
     assert (invalid["field"], invalid["rule"]) == (field, rule)
     assert 0 < len(invalid["reason"]) <= 256
+
+
+def test_a_broken_enumeration_names_its_values() -> None:
+    raw = b'{"checks":[{"subject":{"tenant":"a"},"mode":"enfroce"}]}'
+    with pytest.raises(Problem) as caught:
+        decode(raw, dict[str, list[Check]])
+    [fault] = caught.value.invalid_parameters
+    assert fault == ("checks[0].mode", "enum", "Invalid enum value 'enfroce': write enforce, peek, adjust, refund")
 
 
 async def test_an_escaped_backslash_before_u0000_is_text(client: httpx.AsyncClient) -> None:
