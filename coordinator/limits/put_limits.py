@@ -80,7 +80,9 @@ async def _broken_overrides(connection: Connection, document: LimitsDocument, no
 
 def _who_is_on(tenants: list[str], others: int) -> str:
     named = ", ".join(repr(tenant) for tenant in tenants)
-    return f"the plan is missing, and tenants are on it: {named}{f' and {others} more' if others else ''}; move them first"
+    return (
+        f"the plan is missing, and tenants are on it: {named}{f' and {others} more' if others else ''}; move them first"
+    )
 
 
 _INSERT = """

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import typer
 
 from leasehold.cli.environment import secret_of
-from leasehold.cli.output import fail, print_table, warn
+from leasehold.cli.output import fail, fail_for_each, print_table, shown, warn
 from protocol.compatibility.releases import is_too_old, peer_of, stated, too_old
 
 if TYPE_CHECKING:
@@ -245,10 +245,9 @@ def _give_up(response: "httpx.Response", file: str | None) -> NoReturn:
         fail(f"the coordinator answered {response.status_code}")
     problem = response.json()
     faults = problem.get("invalid_parameters", ())
-    for fault in faults:
-        warn(f"{f'{file}: ' if file else ''}{fault['field']}: {fault['reason']} [{fault['rule']}]")
-    if faults:
-        raise typer.Exit(1)  # the detail is the first of them
+    if faults:  # the detail is the first of them
+        named = f"{file}: " if file else ""
+        fail_for_each(f"{named}{fault['field']}: {fault['reason']} [{fault['rule']}]" for fault in faults)
     fail(str(problem["detail"]))
 
 
@@ -260,7 +259,7 @@ def _given(params: Mapping[str, Any]) -> dict[str, Any]:
 
 def _cell(row: dict[str, Any], column: Column) -> str:
     value = row[column] if isinstance(column, str) else column(row)
-    return "" if value is None else str(value)
+    return "" if value is None else shown(value)
 
 
 def fields(*names: str) -> dict[str, Column]:

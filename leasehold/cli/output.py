@@ -3,8 +3,9 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn, TypeAlias
 
 import typer
@@ -33,12 +34,24 @@ def fail(sentence: str) -> NoReturn:
     raise typer.Exit(1)
 
 
+def fail_for_each(sentences: Iterable[str]) -> NoReturn:
+    """Print one sentence for each reason, and end the command with exit status 1."""
+    for sentence in sentences:
+        warn(sentence)
+    raise typer.Exit(1)
+
+
 def console() -> "Console":
     """Return a console as wide as the terminal. In a pipe it breaks no text, unless COLUMNS gives a width."""
     from rich.console import Console
 
     is_bounded = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(markup=False, width=None if is_bounded else UNBOUNDED_WIDTH)
+
+
+def shown(value: object) -> str:
+    """Return a value as a cell of a table shows it."""
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -52,7 +65,12 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(*(Column(name, overflow="fold") for name in columns), box=None)
     for row in rows:
         table.add_row(*row)
-    out.print(table)
+    if out.is_terminal:
+        out.print(table)
+        return
+    with out.capture() as captured:
+        out.print(table)
+    typer.echo("\n".join(map(str.rstrip, captured.get().splitlines())))  # one long cell would pad every other line
 
 
 def _widest_word(name: str, at: int, rows: Sequence[Sequence[str]]) -> int:
@@ -67,6 +85,24 @@ def _print_records(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Non
             if value:
                 typer.echo(f"{name:>{width}}  {value}")
         typer.echo()
+
+
+@contextmanager
+def written_whole(file: Path) -> Iterator[Path]:
+    """Yield an empty file to write, which takes the place of `file` at the end, so that it is never half written.
+
+    A file that cannot be written ends the command before anything else is done.
+    """
+    partial = file.with_name(f"{file.name}.part")
+    try:
+        partial.write_bytes(b"")
+        yield partial
+        partial.replace(file)
+    except OSError as error:
+        fail(f"{file}: {error.strerror}")
+    finally:
+        if partial.exists() and not partial.stat().st_size:
+            partial.unlink()
 
 
 @contextmanager

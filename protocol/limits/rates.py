@@ -88,7 +88,9 @@ def parse_rate(text: int | str, algorithm: str = RateAlgorithm.TOKEN_BUCKET) -> 
     micro = Fraction(found["units"]) * 1_000_000 / window_s
     burst = int(found["burst"]) if found["burst"] else max(1, int(micro) // 1_000_000)
     if not 0 < burst <= MAX_BURST or not 0 < micro <= MAX_RATE_MICRO:
-        raise ValueError(f"{text!r}: a rate and its burst are above zero, and at most {MAX_BURST} (of a rate: a second)")
+        raise ValueError(
+            f"{text!r}: a rate and its burst are above zero, and at most {MAX_BURST} (of a rate: a second)"
+        )
     if micro >= SLOW_MICRO:
         return Rate(int(micro), burst)
     if micro * MAX_REFILL_S < burst * 1_000_000:

@@ -55,7 +55,7 @@ REFUSED_LINES = {
 }
 REFUSED_NAMES = r"(^|/)(utils?|helpers?|manager|service|common|misc)\.py$"
 # Words that begin a fragment or a riddle in place of a sentence, as "What remains." or "Likewise."
-NO_SENTENCES = set("As At By How Likewise Nobody Nothing Of So That Those What Whether Where Whoever Why".split())
+NO_SENTENCES = r"(As|At|By|How|Likewise|Nobody|Nothing|Of|So|That|Those|What|Whether|Where|Whoever|Why)\b"
 LUA_HEADER = ("-- KEYS", "-- ARGV", "-- Returns ")
 
 
@@ -78,8 +78,7 @@ def python_findings(path: PurePath, module: ast.Module) -> Iterator[str]:
         yield f"{path}: a module without a docstring"
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            if first_word(ast.get_docstring(node)) in NO_SENTENCES:
-                yield f"{path}:{node.lineno}: {node.name} has a docstring that is no sentence"
+            yield from docstring_findings(path, node)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or 0) - node.body[0].lineno + 1  # a signature may be as long as it needs
             if lines > MAX_FUNCTION_LINES:
@@ -88,8 +87,9 @@ def python_findings(path: PurePath, module: ast.Module) -> Iterator[str]:
             yield f"{path}:{node.lineno}: a test that waits for the clock"
 
 
-def first_word(text: str | None) -> str:
-    return re.split(r"\W", text, maxsplit=1)[0] if text else ""
+def docstring_findings(path: PurePath, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> Iterator[str]:
+    if re.match(NO_SENTENCES, ast.get_docstring(node) or ""):
+        yield f"{path}:{node.lineno}: {node.name} has a docstring that is no sentence"
 
 
 def lua_findings(path: PurePath, text: str) -> Iterator[str]:
@@ -204,6 +204,7 @@ def test_every_file_of_the_repository_is_checked() -> None:
         ("coordinator/utils.py", "", "a name that says nothing"),
         ("a.py", "x = 1", "a module without a docstring"),
         ("a.py", '"""."""\n\n\ndef f():\n' + "    x = 1\n" * 61, "f has 61 lines"),
+        ("a.py", '"""."""\n\n\nclass A:\n    """What remains."""\n', "A has a docstring that is no sentence"),
         ("a.lua", "return 1", "a script that does not begin with what it does"),
         ("a.lua", "-- Adds.\n-- KEYS[1]  a\n-- Returns  1\n", "a header without 'ARGV'"),
     ],

@@ -117,12 +117,16 @@ def missing_for_close(
     carries_suspense: bool,
 ) -> list[Missing]:
     if now < period.ends_at:
-        return [Missing(what=Obstacle.NOT_OVER, reason=f"it ends at {period.ends_at.isoformat()}")]
+        return [Missing(what=Obstacle.NOT_OVER, reason=f"it ends at {_moment(period.ends_at)}")]
     return [
-        *([Missing(what=Obstacle.GRACE, reason=f"until {grace_ends_at.isoformat()}")] if now < grace_ends_at else ()),
+        *([Missing(what=Obstacle.GRACE, reason=f"until {_moment(grace_ends_at)}")] if now < grace_ends_at else ()),
         *(each for lease in leases for each in _missing_of(lease, period, holds, now, carries_suspense)),
         *(_missing_balance(finding) for finding in findings),
     ]
+
+
+def _moment(at: datetime) -> str:
+    return at.isoformat().replace("+00:00", "Z")
 
 
 def _missing_of(

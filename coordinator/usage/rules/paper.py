@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from coordinator.limits.rules.history import LimitInForce, LimitKind
 from coordinator.usage.rules.statement import LineAdjustment, LineKind, MonthStatement, Statement
+from protocol.counting import counted
 
 SHORTEST_LIMIT = timedelta(minutes=1)  # a limit that was in force for less mattered to no invoice
 
@@ -91,7 +92,7 @@ def paper_of_month(statement: MonthStatement, customer: Party, seller: Party, zo
         title="Usage statement",
         facts=[
             ("Month", datetime.strptime(statement.month, "%Y-%m").strftime("%B %Y")),  # noqa: DTZ007 - no time
-            ("Periods", f"{len(statement.periods)}, {_span(first.starts_at, last.ends_at, zone)}"),
+            (counted(len(statement.periods), "period"), _span(first.starts_at, last.ends_at, zone)),
             ("Time zone", str(zone)),
             ("Status", _status(is_final=statement.is_final)),
         ],

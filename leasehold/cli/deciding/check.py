@@ -6,7 +6,7 @@ import typer
 
 from leasehold.cli.api import answer, explained, pairs, verification
 from leasehold.cli.environment import secret_of
-from leasehold.cli.output import print_table
+from leasehold.cli.output import print_table, shown
 
 if TYPE_CHECKING:
     import httpx
@@ -113,4 +113,4 @@ def _because(policy: dict[str, Any]) -> str:
 
 
 def _text(value: object) -> str:
-    return "" if value is None else ", ".join(value) if isinstance(value, list) else str(value)
+    return "" if value is None else ", ".join(value) if isinstance(value, list) else shown(value)

@@ -7,7 +7,7 @@ import typer
 
 from leasehold.cli.api import Cli, Column, answer, api_command, fields, person, segment
 from leasehold.cli.finance.usage import Period
-from leasehold.cli.output import progress_line, warn
+from leasehold.cli.output import fail_for_each, progress_line
 from protocol.counting import counted
 
 period = typer.Typer(no_args_is_help=True, help="Look at the periods of the ledger, and close one that has ended.")
@@ -115,9 +115,8 @@ def _finished(cli: Cli, path: str, body: dict[str, Any], found: dict[str, Any]) 
 
 def _closed(response: Any) -> dict[str, Any]:
     """Return the state of the close. Print what people have to do first, and end the command, if it is refused."""
-    if response.status_code == CONFLICT:
-        for missing in response.json().get("missing", ()):
-            warn(_sentence(missing))
+    if response.status_code == CONFLICT and (missing := response.json().get("missing")):
+        fail_for_each(map(_sentence, missing))
     return dict(answer(response))
 
 

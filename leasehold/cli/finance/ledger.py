@@ -9,7 +9,7 @@ import typer
 
 from leasehold.cli.api import Cli, Column, answer, api_command, fields, segment
 from leasehold.cli.finance.usage import Period
-from leasehold.cli.output import fail, warn
+from leasehold.cli.output import fail, fail_for_each, warn
 from leasehold.cli.verify import kept_seal, verify
 from protocol.counting import counted
 
@@ -122,9 +122,8 @@ def archive_period(
 
 def _end(response: Any) -> None:
     """Print each thing that is missing on a line of its own, and end the command."""
-    if response.status_code == CONFLICT:
-        for missing in response.json().get("missing", ()):
-            warn(f"{missing['what']}: {missing['reason']}")
+    if response.status_code == CONFLICT and (missing := response.json().get("missing")):
+        fail_for_each(f"{each['what']}: {each['reason']}" for each in missing)
     answer(response)
 
 

@@ -10,11 +10,12 @@ import typer
 
 from leasehold.cli.api import Cli, Column, answer, api_command, fields, segment
 from leasehold.cli.finance.usage import AsOf, Csv, Period
-from leasehold.cli.output import fail
+from leasehold.cli.output import fail, written_whole
 from protocol.counting import counted
 
 statement = typer.Typer(no_args_is_help=True, help="Look at what tenants are billed for.")
 
+FORMATS = (".pdf", ".html", ".xlsx", ".csv", ".json")
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="A file that ends with .pdf, .html, .xlsx, .csv or .json.")
 ]
@@ -182,17 +183,15 @@ def save_proof(
 
 
 def write_file(file: Path, content: bytes) -> None:
-    """Replace a file as a whole, so that it is never half written."""
-    partial = file.with_name(f"{file.name}.part")
-    try:
+    """Replace a file as a whole."""
+    with written_whole(file) as partial:
         partial.write_bytes(content)
-        partial.replace(file)
-    except OSError as error:
-        fail(f"{file}: {error.strerror}")
 
 
 def _save(cli: Cli, path: str, params: dict[str, str], output: Path) -> None:
     """Write a statement into a file, in the format that its name ends with."""
+    if output.suffix not in FORMATS:
+        fail(f"{output}: name a file that ends with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     write_file(output, _in_format(cli, path, params, output.suffix.removeprefix(".")))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from leasehold.cli.api import Cli, answer, api_command, fields, pair, print_csv
-from leasehold.cli.output import fail, warn
+from leasehold.cli.output import fail, warn, written_whole
 from protocol.counting import counted
 
 commands = typer.Typer()
@@ -78,7 +78,7 @@ def _warn_about(coverage: dict[str, Any]) -> None:
     if not coverage["is_known"]:
         warn("the ledger has no such tenant, quota, policy or region")
     elif coverage["unaccounted"]:
-        warn(f"regions hold {counted(coverage['unaccounted'], 'unit')} more whose use they have not reported yet")
+        warn(f"regions hold {counted(coverage['unaccounted'], 'unit')} more: leased, and not reported as used so far")
 
 
 # --- exports ----------------------------------------------------------------------------------------------------------
@@ -97,10 +97,9 @@ def export(
     A download that breaks is resumed. Ctrl-C before the export is made cancels it.
     """
     body = {"period": period, "format": format_} | ({"tenant": tenant} if tenant else {})
-    manifest = _finished(cli, cli.post("/v1/exports", body))
-    partial = output.with_name(f"{output.name}.part")
-    _download(cli, manifest, partial)
-    partial.replace(output)
+    with written_whole(output) as partial:
+        manifest = _finished(cli, cli.post("/v1/exports", body))
+        _download(cli, manifest, partial)
     state = "final" if manifest["is_final"] else f"as of position {manifest['ledger_head']['position']}, not final"
     cli.report(manifest, f"{output}: {counted(manifest['rows'], 'line')}, sha256 {manifest['sha256']}; {state}")
 
@@ -131,7 +130,6 @@ def _download(cli: Cli, manifest: dict[str, Any], partial: Path) -> None:
     """Download the file, and resume a few times where the connection breaks."""
     import httpx
 
-    partial.write_bytes(b"")
     for attempt in range(1, ATTEMPTS + 1):
         try:
             _resume(cli, manifest, partial)

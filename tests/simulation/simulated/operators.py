@@ -122,7 +122,7 @@ def _withdraw(world: "World", id_: UUID) -> None:
 def _heard(
     world: "World", ask: Callable[[], tuple[Adjustment | AdjustmentRefusal, Transaction]]
 ) -> Adjustment | AdjustmentRefusal:
-    """Repeat a request, as a person does, until its transaction is committed and the reply arrives; return the reply."""
+    """Repeat a request, as a person does, until it is committed and the reply arrives; return the reply."""
     while True:
         told, transaction = ask()
         if world.coordinators.conclude(transaction) and world.answers.random() < _ANSWERED:

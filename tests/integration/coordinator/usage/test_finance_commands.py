@@ -65,7 +65,7 @@ async def test_usage_is_a_table_json_or_csv(typed: Typed) -> None:
     asked = ("usage", "--from", DAY, "--to", "2026-11-19", "-g", "tenant,quota", "--only", "quota=mails")
     table = await typed(*asked)
     assert table.stdout.splitlines()[-1].split()[2:] == ["acme", "mails", "10"]
-    assert "regions hold 7 units more whose use they have not reported yet" in table.stderr
+    assert "regions hold 7 units more: leased, and not reported as used so far" in table.stderr
     found = json.loads(await said(typed, *asked, "--granularity", "PT1H", "--zeros", "--json"))
     assert [row["units"] for row in found["data"]] == [0] * 9 + [4, 6] + [0] * 13
     _, row = csv_rows((await said(typed, *asked, "--csv")).encode())
