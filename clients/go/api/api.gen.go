@@ -419,7 +419,7 @@ type CheckBatch struct {
 	Checks []Check `json:"checks"`
 }
 
-// DenialCause Why a policy denies a request, in the words that services, metrics and logs see. A newer agent may use others.
+// DenialCause The reasons of a denial, in the words that services, metrics and logs see. A newer agent may use others.
 type DenialCause string
 
 // ExplainAnswer For each policy of the document, in its order: does it match, and if not, which conditions are not met.
@@ -433,7 +433,7 @@ type ExplainAnswer struct {
 	Unmatched     *Unmatched          `json:"unmatched"`
 }
 
-// HeldQuota What a hold has set aside of one quota, and what was committed of it.
+// HeldQuota The units of one quota that a hold has reserved, and those of them that were committed.
 type HeldQuota struct {
 	Committed int64  `json:"committed"`
 	Quota     string `json:"quota"`
@@ -573,7 +573,7 @@ type Subject struct {
 	User   string            `json:"user,omitempty"`
 }
 
-// Unmatched What is answered to a request that no enforced policy matches.
+// Unmatched The answer to a request that no enforced policy matches.
 type Unmatched string
 
 // UnmetCondition A condition of a policy that a request does not meet.

@@ -369,7 +369,7 @@ export interface components {
         };
         /**
          * CheckResult
-         * @description What a check found about one subject, such as a coordinator or a store.
+         * @description The finding of a check about one subject, such as a coordinator or a store.
          */
         CheckResult: {
             check: string;
@@ -394,7 +394,7 @@ export interface components {
         };
         /**
          * DenialCause
-         * @description Why a policy denies a request, in the words that services, metrics and logs see. A newer agent may use others.
+         * @description The reasons of a denial, in the words that services, metrics and logs see. A newer agent may use others.
          * @enum {string}
          */
         DenialCause: "cut_off" | "drained" | "expired" | "limit" | "never" | "no_lease" | "store";
@@ -483,7 +483,7 @@ export interface components {
         };
         /**
          * HealthReason
-         * @description Why the process is not ready, or degraded, and since when.
+         * @description A reason why the process is not ready, or degraded, and the time since when.
          */
         HealthReason: {
             code: string;
@@ -498,7 +498,7 @@ export interface components {
         HealthStatus: "degraded" | "not_ready" | "ready";
         /**
          * HeldQuota
-         * @description What a hold has set aside of one quota, and what was committed of it.
+         * @description The units of one quota that a hold has reserved, and those of them that were committed.
          */
         HeldQuota: {
             /** Format: int64 */
@@ -997,7 +997,7 @@ export interface components {
         };
         /**
          * Unmatched
-         * @description What is answered to a request that no enforced policy matches.
+         * @description The answer to a request that no enforced policy matches.
          * @enum {string}
          */
         Unmatched: "allow" | "deny" | "warn";
