@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from benchmarks.frame import Load
 from benchmarks.load import MOST_REFUSED, RefusedError
+from protocol.protobuf.writing import bytes_field, choice_field
 
 KEYS = 100_000
 KEY = "key-000000"  # the generator replaces the digits
@@ -111,17 +112,8 @@ async def _output_of(*command: str | Path) -> bytes:
 def encode_field(number: int, value: int | bytes | str | Sequence[bytes]) -> bytes:
     """Encode one field of a protobuf message: an integer, bytes, a string, or a message for each element."""
     if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
+        return choice_field(number, value)
     if isinstance(value, bytes | str):
         encoded = value.encode() if isinstance(value, str) else value
-        return _varint(number << 3 | 2) + _varint(len(encoded)) + encoded
+        return bytes_field(number, encoded)
     return b"".join(encode_field(number, each) for each in value)
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
+from protocol.protobuf.reading import as_bytes, as_integer, read_fields, text_of
+from protocol.protobuf.writing import bytes_field, choice_field, number_field
 from regional_agent.envoy.quota.rules import TIME_TO_LIVE_MS, Assignment
-from regional_agent.envoy.wire import as_bytes, as_integer, bytes_field, number_field, read_fields, text_of, varint
 
 STREAM_RATE_LIMIT_QUOTAS = "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas"
 FAST_MICRO = 100_000_000  # such rates are given in whole requests a second, slower ones in requests an hour
@@ -94,7 +95,7 @@ def encode_action(strategy: Strategy) -> bytes:
 
 def _strategy(strategy: Assignment | Blanket) -> bytes:
     if isinstance(strategy, Blanket):
-        return varint(1 << 3) + varint(strategy)  # the number 0 says something here, so it is not left out
+        return choice_field(1, strategy)
     if not strategy.rate_micro:
         return _strategy(Blanket.DENY_ALL)
     if strategy.rate_micro >= FAST_MICRO:

@@ -10,7 +10,7 @@ from envoy.service.ratelimit.v3.rls_pb2 import RateLimitRequest, RateLimitRespon
 from structlog.testing import capture_logs
 
 from leasehold.cli.operations.envoy import print_connections
-from regional_agent.envoy import wire
+from protocol.protobuf.writing import bytes_field
 from regional_agent.envoy.rls.responses import SHOULD_RATE_LIMIT
 from tests.integration.regional_agent.decision_log.test_decisions import logged
 from tests.integration.regional_agent.envoy.grpc_harness import (
@@ -133,8 +133,8 @@ async def test_no_client_makes_its_requests_unreadable(door: GrpcAgent) -> None:
     """A proxy admits what is answered with an error, and headers that clients choose become descriptors."""
     hostile = [b"\xff\xfe", b"a\r\nb", b"\xf0\x9f\xa6\x84" * 64, b"x" * 5000, b""]
     for value in hostile:
-        entry = wire.bytes_field(1, b"tenant") + wire.bytes_field(2, value)
-        message = wire.bytes_field(1, b"edge") + wire.bytes_field(2, wire.bytes_field(1, entry))
+        entry = bytes_field(1, b"tenant") + bytes_field(2, value)
+        message = bytes_field(1, b"edge") + bytes_field(2, bytes_field(1, entry))
         answers = [await door.send(message) for _ in range(11)]
         assert [each.overall_code for each in answers] == [OK] * 10 + [OVER_LIMIT], value
 

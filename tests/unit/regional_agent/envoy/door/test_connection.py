@@ -66,7 +66,7 @@ def door() -> GrpcDoor:
         store_url=SecretStr("redis://127.0.0.1"),
     )
     callers = DoorCallers(CallerRules(settings), Methods({"/u": echo}, {"/s": echo_stream}))
-    return GrpcDoor(callers, DoorLimits(4, 1024, 1024), ConnectionLimits(), CollectorRegistry())
+    return GrpcDoor(callers, DoorLimits(4, 1024, 1024, 1_000), ConnectionLimits(), CollectorRegistry())
 
 
 @given(sent, st.integers(1, 50))

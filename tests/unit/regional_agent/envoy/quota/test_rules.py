@@ -132,7 +132,7 @@ class Fleet(RuleBasedStateMachine):
 
     @property
     def published_nano(self) -> int:
-        return BURST * NANO_UNITS + bound_nano(LIMIT * MICRO, BURST, self.names, 0)
+        return BURST * NANO_UNITS + bound_nano(LIMIT * MICRO, BURST, self.names)
 
 
 FEW = settings(max_examples=25, stateful_step_count=25, deadline=None, derandomize=True)
