@@ -161,7 +161,7 @@ class Quotas:
     def bound_units(self) -> float:
         """Return the published bound of all regions together."""
         bounds = [
-            bound_nano(self._limit * MICRO, region.burst, self._region_of.count(number), 0)
+            bound_nano(self._limit * MICRO, region.burst, self._region_of.count(number))
             for number, region in enumerate(self.regions)
         ]
         return sum(bounds) / NANO_UNITS + (self._limit if self._ours else 0)

@@ -17,7 +17,9 @@ from regional_agent.envoy.door import frames
 from regional_agent.envoy.door.frames import ConnectionFault, ErrorCode, StreamFault
 from regional_agent.envoy.door.heads import MalformedRequest, check_fields
 from regional_agent.envoy.door.hpack import Header, HeaderDecoder, HeaderListTooLarge, InvalidHeaderBlock
+from regional_agent.envoy.door.links import reset_link
 from regional_agent.envoy.door.streams import Stream
+from web.connections import SILENT
 from web.tls.peers import PeerCertificate, call_before_end
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ class GrpcConnection(asyncio.Protocol):
         self._is_draining = self._is_finishing = False
         self._identified: PeerCertificate | None = None  # the client's certificate, if it stands for a token
         self._end: asyncio.TimerHandle | None = None  # before that certificate's
+        self._pings: dict[bytes, asyncio.Future[None]] = {}  # those that the client has not answered
+        self._sent_pings = 0
         self.opened_s = 0.0
         self.peer = ""
         self.calls = 0
@@ -120,6 +124,22 @@ class GrpcConnection(asyncio.Protocol):
     def drop(self, reason: str) -> None:
         self._door.limits.closed(reason)
         self.transport.abort()
+
+    async def ping(self) -> None:
+        """Wait until the client has answered a PING, and so has read all that was sent before."""
+        self._sent_pings += 1
+        payload, answered = self._sent_pings.to_bytes(8), asyncio.get_running_loop().create_future()
+        self._pings[payload] = answered
+        self.transport.write(frames.frame(frames.PING, 0, 0, payload))
+        try:
+            await answered
+        finally:
+            del self._pings[payload]
+
+    def drop_silent(self) -> None:
+        """Drop a client that reads nothing, with all that is on the way to it."""
+        self._door.limits.closed(SILENT)
+        reset_link(self.transport)
 
     def sweep(self, now_s: float, timeout_s: float) -> bool:
         """Cancel unary calls whose request does not arrive in time. Return whether the client is silent as well."""
@@ -363,6 +383,8 @@ class GrpcConnection(asyncio.Protocol):
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PING has eight bytes")
         if not flags & frames.ACK:
             self.transport.write(frames.frame(frames.PING, frames.ACK, 0, payload))
+        elif (answered := self._pings.get(payload)) is not None and not answered.done():
+            answered.set_result(None)
 
     def _on_goaway(self, _flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:

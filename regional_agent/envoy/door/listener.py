@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from regional_agent.envoy.door.callers import DoorCallers
 from regional_agent.envoy.door.clients import GrpcClient
 from regional_agent.envoy.door.connection import GrpcConnection
+from regional_agent.envoy.door.links import watch_links
 from regional_agent.envoy.door.metrics import GrpcMetrics
 from web.connections import SILENT, ConnectionLimits
 from web.serving import GRACE_S, TLS_SHUTDOWN_S
@@ -27,6 +28,7 @@ class DoorLimits(NamedTuple):
     max_streams: int  # of a connection
     max_message_bytes: int
     max_header_bytes: int
+    unacknowledged_ms: int  # a client that acknowledges nothing for so long loses its connection
 
 
 class GrpcDoor:
@@ -42,7 +44,7 @@ class GrpcDoor:
         """`limits` are those of the HTTP door: both doors share the process's file descriptors."""
         self.callers = callers
         self.limits = limits
-        self.max_streams, self.max_message_bytes, self.max_header_bytes = own
+        self.max_streams, self.max_message_bytes, self.max_header_bytes, self._unacknowledged_ms = own
         self.stream_window = self.max_message_bytes + (1 << 16)  # so that the window never holds up one message
         self.metrics = GrpcMetrics(registry)
         self.metrics.count_connections = lambda: len(self._connections)
@@ -75,6 +77,7 @@ class GrpcDoor:
     @asynccontextmanager
     async def serving(self, listener: socket.socket, tls: ssl.SSLContext | None) -> AsyncIterator[None]:
         """Serve on a socket that is open already, and drain at the end."""
+        watch_links(listener, self._unacknowledged_ms)
         server = await asyncio.get_running_loop().create_server(
             lambda: GrpcConnection(self),
             sock=listener,

@@ -245,6 +245,15 @@ class Stream:
         while self._unsent:
             await self._wait()
 
+    async def deliver(self, message: bytes, until_s: float) -> None:
+        try:
+            async with asyncio.timeout_at(until_s):
+                await self.send(message)
+                await self._connection.ping()
+        except TimeoutError:
+            self._connection.drop_silent()
+            raise
+
     async def _wait(self) -> None:
         if self._wake is None:
             self._wake = asyncio.Event()

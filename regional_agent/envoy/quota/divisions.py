@@ -69,7 +69,7 @@ class DividedRate:
         """Return what proxies may admit beyond share and burst: the share may be the whole limit."""
         proxies = len({bucket.proxy.name for bucket in self.division.parts})
         limit_micro = max(int(self.charge.rate_micro), self.division.share.rate_micro)
-        return bound_nano(limit_micro, self.charge.burst, proxies, 0)
+        return bound_nano(limit_micro, self.charge.burst, proxies)
 
 
 class Divisions:

@@ -6,6 +6,7 @@ over what the one before had. Without the header, that stays reserved until it h
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -30,6 +31,13 @@ class Bucket(Struct, eq=False, gc=False):
     sent_ms: int = 0
 
 
+class DueMessage(NamedTuple):
+    """A message to send, and since when the oldest assignment in it waits, by the clock of the event loop."""
+
+    message: bytes
+    since_s: float
+
+
 class Proxy:
     def __init__(self, name: str, domain: str, now_ms: int) -> None:
         self.name = name
@@ -39,6 +47,7 @@ class Proxy:
         self.buckets: dict[BucketId, Bucket] = {}
         self.sent = 0  # messages
         self._due: dict[bytes, bytes] = {}  # the action to send next, by encoded bucket id
+        self._due_since_s = 0.0
         self._wake = asyncio.Event()
 
     def add(self, bucket: BucketId, plan: BucketPlan, now_ms: int) -> Bucket:
@@ -48,16 +57,18 @@ class Proxy:
     def send(self, bucket: Bucket, strategy: Strategy, now_ms: int) -> None:
         """Send an assignment with the next message."""
         bucket.sent, bucket.sent_ms = strategy, now_ms
+        if not self._due:
+            self._due_since_s = asyncio.get_running_loop().time()
         self._due[bucket.encoded_id] = encode_action(strategy)
         self._wake.set()
 
-    async def next_message(self) -> bytes:
+    async def next_message(self) -> DueMessage:
         """Wait for something to send. Only the last assignment of a bucket is sent."""
         await self._wake.wait()
         self._wake.clear()
         due, self._due = self._due, {}
         self.sent += 1
-        return encode_response(due.items())
+        return DueMessage(encode_response(due.items()), self._due_since_s)
 
     def forget_unsent(self) -> None:
         self._due.clear()

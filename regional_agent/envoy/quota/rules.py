@@ -7,7 +7,8 @@ its stream. So what counts is the most that may be in force at a proxy:
 
     the last assignment      until `until_ms`: its time to live, from when it is delivered at the latest
     the one before           for `DELIVERY_MS` more, because the proxy may not have the last one yet
-    the fallback             from then on: what the filter's configuration lets a proxy admit without an assignment
+
+What the filter's configuration lets a proxy admit without an assignment is known to Envoy only, and not counted here.
 
 **Units are taken from the region's bucket before a proxy can use them**, like a token slice. So checks, proxies and
 other agents never sell a unit twice. A report says what was used; what the proxy can no longer use is returned, unless
@@ -20,7 +21,7 @@ debt, which is paid back by dividing less. `bound_nano` is the most that proxies
 and burst; it is published.
 """
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from msgspec import Struct, field
@@ -35,6 +36,7 @@ LATE_MS = 125  # by so much a division may be late
 TIME_TO_LIVE_MS = 3_000  # whole seconds: Envoy reads no fractions
 REFRESH_MS = 1_500
 DELIVERY_MS = 1_000  # a message arrives within this time, or its stream has ended
+CONFIRM_MS = DELIVERY_MS - LATE_MS  # a proxy that does not confirm a message by then loses its connection
 SILENT_MS = 3_000  # without a report: the assignment is not refreshed
 IDLE_MS = 60_000  # without a request: the bucket is abandoned
 CHANGED = 8  # an assignment that differs less than by this part of it stays as it is
@@ -62,7 +64,6 @@ class Part(Struct, eq=False):
 
     demand: RateDemand
     reported_ms: int
-    requested_ms: int  # when it last reported a request
     demand_micro: int = 0
     ceiling_micro: int = MAX_RATE_MICRO  # by the other rates that limit the same requests
     assigned: Assignment = NOTHING
@@ -73,8 +74,8 @@ class Part(Struct, eq=False):
     is_connected: bool = True
     open_nano: int = 0  # units that were taken for it, and that it has not reported
 
-    def in_force_micro(self, now_ms: int, fallback_micro: int) -> int:
-        rate_micro = self.assigned.rate_micro if now_ms < self.until_ms else fallback_micro
+    def in_force_micro(self, now_ms: int) -> int:
+        rate_micro = self.assigned.rate_micro if now_ms < self.until_ms else 0
         return max(rate_micro, self.former.rate_micro) if now_ms < self.former_until_ms else rate_micro
 
     def tokens(self, now_ms: int) -> int:
@@ -96,10 +97,9 @@ class Part(Struct, eq=False):
     def is_reporting(self, now_ms: int) -> bool:
         return self.is_connected and now_ms < self.reported_ms + SILENT_MS
 
-    def is_over(self, now_ms: int, fallback_micro: int) -> bool:
-        """Return whether nothing is in force at a proxy that is not connected. A fallback is reserved for a while."""
-        kept_ms = IDLE_MS if fallback_micro else 0
-        return not self.is_connected and now_ms >= max(self.until_ms, self.former_until_ms) + kept_ms
+    def is_over(self, now_ms: int) -> bool:
+        """Return whether nothing is in force at a proxy that is not connected."""
+        return not self.is_connected and now_ms >= max(self.until_ms, self.former_until_ms)
 
 
 class Share(NamedTuple):
@@ -117,7 +117,6 @@ class Division(Struct, Generic[P], eq=False):
     paid_until_ms: int
     agent_micro: int = 0  # what this agent may divide of the share; others may have proxies, too
     checks_micro: int = 0  # the demand of checks here, which the store decides
-    fallback_micro: int = 0
     parts: dict[P, Part] = field(default_factory=dict)
     due_nano: int = 0  # to be taken from the bucket with the next payment
     returnable_nano: int = 0  # of what is unreported: what the bucket has room for
@@ -129,7 +128,7 @@ class Division(Struct, Generic[P], eq=False):
         """Return a proxy's part, which is made where there is none."""
         part = self.parts.get(proxy)
         if part is None:
-            part = self.parts[proxy] = Part(RateDemand(now_ms), now_ms, now_ms)
+            part = self.parts[proxy] = Part(RateDemand(now_ms), now_ms)
         part.is_connected = True
         return part
 
@@ -145,8 +144,6 @@ class Division(Struct, Generic[P], eq=False):
         part.demand.since_ms = now_ms - elapsed_ms
         if elapsed_ms and not any(part.demand.averages):
             part.demand.averages = (requested * 1000 / elapsed_ms,) * len(AVERAGES_MS)
-        if requested:
-            part.requested_ms = now_ms
         part.reported_ms = now_ms
         if part.demand.note(requested, now_ms, 1):
             part.demand_micro = part.demand.per_second_micro(now_ms)
@@ -165,7 +162,7 @@ class Division(Struct, Generic[P], eq=False):
 
     def _return_surplus(self, part: Part, now_ms: int) -> None:
         """Return what a proxy can no longer use: its bucket was full."""
-        reserved_micro = part.in_force_micro(now_ms, self.fallback_micro)
+        reserved_micro = part.in_force_micro(now_ms)
         usable = part.tokens(now_ms) * NANO_UNITS + reserved_micro * (TICK_MS + DELIVERY_MS)
         surplus = max(0, part.open_nano - usable)
         part.open_nano -= surplus
@@ -182,12 +179,12 @@ class Division(Struct, Generic[P], eq=False):
         """
         until_ms = now_ms + TICK_MS
         for proxy, part in list(self.parts.items()):
-            if part.is_over(now_ms, self.fallback_micro):
+            if part.is_over(now_ms):
                 part.assigned = part.former = NOTHING
                 self._return_surplus(part, now_ms)
                 del self.parts[proxy]
                 continue
-            self._take(part, part.in_force_micro(now_ms, self.fallback_micro) * (until_ms - self.paid_until_ms))
+            self._take(part, part.in_force_micro(now_ms) * (until_ms - self.paid_until_ms))
         self.paid_until_ms = until_ms
         units = self.due_nano // NANO_UNITS
         self.due_nano -= units * NANO_UNITS
@@ -215,13 +212,13 @@ class Division(Struct, Generic[P], eq=False):
         """Return the assignment of each proxy that reports. It changes only where it differs by a `CHANGED`th."""
         parts = {proxy: part for proxy, part in self.parts.items() if part.is_reporting(now_ms)}
         silent_micro = sum(
-            part.in_force_micro(now_ms, self.fallback_micro) for proxy, part in self.parts.items() if proxy not in parts
+            part.in_force_micro(now_ms) for proxy, part in self.parts.items() if proxy not in parts
         )
         limit_micro = max(0, self.agent_micro - silent_micro + self._spare_micro())
         members = [*(Member(1, ceiling_micro=part.ceiling_micro) for part in parts.values()), Member(1)]
         demands = [*(part.demand_micro for part in parts.values()), self.checks_micro]
         shares = fair_shares(limit_micro, members, demands)[:-1]
-        held_micro = sum(part.in_force_micro(now_ms, self.fallback_micro) for part in parts.values())
+        held_micro = sum(part.in_force_micro(now_ms) for part in parts.values())
         lacking_micro = sum(
             max(0, target - part.assigned.rate_micro)
             for part, target in zip(parts.values(), shares, strict=True)
@@ -272,7 +269,7 @@ class Division(Struct, Generic[P], eq=False):
         """Note what is sent to a proxy now. A changed assignment is a new bucket, and it is full."""
         part = self.parts[proxy]
         if assignment != part.assigned:
-            held_micro = part.in_force_micro(now_ms, self.fallback_micro)
+            held_micro = part.in_force_micro(now_ms)
             part.former = Assignment(held_micro, part.tokens(now_ms))
             part.former_until_ms = now_ms + DELIVERY_MS
             part.former_expires_ms = max(part.until_ms, part.former_expires_ms)
@@ -284,18 +281,14 @@ class Division(Struct, Generic[P], eq=False):
         """Return the demand of all proxies that report, for the region's own demand."""
         return sum(part.demand_micro for part in self.parts.values() if part.is_reporting(now_ms))
 
-    def idle(self, now_ms: int) -> Iterable[P]:
-        """Return the proxies that report no request for long: their buckets are abandoned."""
-        return [proxy for proxy, part in self.parts.items() if now_ms >= part.requested_ms + IDLE_MS]
 
-
-def bound_nano(limit_micro: int, burst: int, proxies: int, fallback_micro: int) -> int:
+def bound_nano(limit_micro: int, burst: int, proxies: int) -> int:
     """Return the most that a region's proxies may admit beyond its share and burst.
 
     What their own buckets hold: their part of the burst, at least a unit each, and as much again where assignments
     change. What is in force when the whole limit, as the region's share, is taken away: as long as an assignment may be
-    in force, and the time that was paid in advance. And what proxies admit without an assignment, until it is reported.
+    in force, and the time that was paid in advance.
     """
     held = 2 * (burst // BURST_PART + proxies) * NANO_UNITS
     silent_ms = TIME_TO_LIVE_MS + DELIVERY_MS + 2 * (TICK_MS + LATE_MS)
-    return held + limit_micro * silent_ms + proxies * fallback_micro * (SILENT_MS + DELIVERY_MS)
+    return held + limit_micro * silent_ms

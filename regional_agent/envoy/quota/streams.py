@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 import structlog
 
 from protocol.clock import Clock
+from protocol.protobuf.reading import MalformedMessage
 from regional_agent.admission.engine import NoPoliciesYet
 from regional_agent.agent import RegionalAgent
 from regional_agent.envoy.door.methods import GrpcError, MessageStream, Status
@@ -14,8 +15,7 @@ from regional_agent.envoy.quota.divisions import Divisions
 from regional_agent.envoy.quota.messages import Reports, Usage, decode_reports
 from regional_agent.envoy.quota.planning import BucketPlan, plan_bucket
 from regional_agent.envoy.quota.proxies import Bucket, Proxies, Proxy
-from regional_agent.envoy.quota.rules import DELIVERY_MS
-from regional_agent.envoy.wire import MalformedMessage
+from regional_agent.envoy.quota.rules import CONFIRM_MS
 from regional_agent.metrics import ProxyQuotaMetrics
 
 PLAN_EVERY_MS = 2_000  # blocks begin and end
@@ -55,8 +55,6 @@ class RateLimitQuotaService:
                     proxy = self._connect(stream, reports)
                     sender = asyncio.create_task(_send_to(proxy, stream))
                 self._apply(proxy, reports)
-                if sender is not None and sender.done():
-                    sender.result()
         finally:
             if sender is not None:
                 sender.cancel()
@@ -172,11 +170,11 @@ def _decoded(message: bytes) -> Reports:
 
 
 async def _send_to(proxy: Proxy, stream: MessageStream) -> None:
-    """Send what is due. A proxy that takes nothing for `DELIVERY_MS` loses its stream: its state would be unknown."""
+    """Send what is due. A proxy that does not confirm it in time loses its connection: its state would be unknown."""
     while True:
-        message = await proxy.next_message()
+        due = await proxy.next_message()
         try:
-            async with asyncio.timeout(DELIVERY_MS / 1000):
-                await stream.send(message)
+            await stream.deliver(due.message, due.since_s + CONFIRM_MS / 1000)
         except TimeoutError:
-            raise GrpcError(Status.CANCELLED, "the proxy does not read its assignments") from None
+            log.warning("proxy confirms no assignments, connection reset", proxy=proxy.name, domain=proxy.domain)
+            return

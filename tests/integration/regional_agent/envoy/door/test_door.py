@@ -32,9 +32,11 @@ from web.serving import listening
 pytestmark = pytest.mark.anyio
 
 TOKEN = "a-service-token-of-tests"
-ECHO, HELD, STREAM = "/tests.Tests/Echo", "/tests.Tests/Held", "/tests.Tests/Stream"
+ECHO, HELD, STREAM, DELIVER = (f"/tests.Tests/{name}" for name in ("Echo", "Held", "Stream", "Deliver"))
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 MAX_MESSAGE = 4096
+LINK_MS = 1_000  # without an acknowledgement
+DELIVER_S = 0.8
 
 
 @pytest.fixture(scope="session", params=[False, True], ids=["asyncio", "uvloop"])
@@ -51,6 +53,7 @@ class TestService:
     is_ready: bool = True
     held: list[Call] = field(default_factory=list)
     ended_streams: int = 0
+    lost: int = 0  # messages of `Deliver` that the client has not read in time
 
     def echo(self, message: bytes, call: Call) -> None:
         if message == b"bug":
@@ -67,12 +70,20 @@ class TestService:
             await stream.send(message)
         self.ended_streams += 1
 
+    async def deliver_stream(self, stream: MessageStream) -> None:
+        async for message in stream:
+            try:
+                await stream.deliver(message, asyncio.get_running_loop().time() + DELIVER_S)
+            except TimeoutError:
+                self.lost += 1
+
     async def readiness(self) -> bool:
         return self.is_ready
 
     def methods(self) -> Methods:
         checks = health.HealthService(["tests.Tests"], self.readiness)
         streams = {STREAM: self.echo_stream, health.CHECK: checks.check, health.WATCH: checks.watch}
+        streams[DELIVER] = self.deliver_stream
         return Methods({ECHO: self.echo, HELD: self.hold}, streams)
 
 
@@ -91,7 +102,7 @@ class Door:
 
 @asynccontextmanager
 async def serving(
-    limits: ConnectionLimits | None = None, max_streams: int = 100, **settings: Any
+    limits: ConnectionLimits | None = None, max_streams: int = 100, host: str = "127.0.0.1", **settings: Any
 ) -> AsyncIterator[Door]:
     given: dict[str, Any] = {
         "region": "us-east",
@@ -102,9 +113,9 @@ async def serving(
     whole = AgentSettings(**given | {"store_url": "redis://127.0.0.1"} | settings)
     rules, service = CallerRules(whole), TestService()
     callers = DoorCallers(rules, service.methods(), public=(health.CHECK, health.WATCH))
-    own = DoorLimits(max_streams, MAX_MESSAGE, 16_384)
+    own = DoorLimits(max_streams, MAX_MESSAGE, 16_384, LINK_MS)
     door = GrpcDoor(callers, own, limits or ConnectionLimits(), CollectorRegistry())
-    with listening("127.0.0.1", 0) as listener:
+    with listening(host, 0) as listener:
         async with door.serving(listener.socket, tls_of(whole, CollectorRegistry()).grpc):
             yield Door(door, rules, service, listener.address.rpartition("//")[2])
 
@@ -157,21 +168,27 @@ async def test_callers_are_those_of_the_http_door() -> None:
 class RawClient:
     """A client that chooses the bytes of its header blocks."""
 
-    # POST, http, the path and the content type, none of which changes the table of HPACK
-    HEAD = b"\x83\x86\x04%c%b\x0f\x10\x10application/grpc" % (len(ECHO), ECHO.encode())
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, **settings: int) -> None:
         self.reader, self.writer = reader, writer
         self.decoder, self.streams = HeaderDecoder(16_384), itertools.count(1, 2)
         writer.write(frames.PREFACE + frames.settings({getattr(frames, name): each for name, each in settings.items()}))
 
-    def call(self, *fields: bytes, message: bytes = b"") -> int:
+    def call(self, *fields: bytes, message: bytes = b"", path: str = ECHO) -> int:
         """Send a call with these further header fields, and return the number of its stream."""
-        number, block = next(self.streams), self.HEAD + b"".join(fields)
-        head = frames.frame(frames.HEADERS, frames.END_HEADERS, number, block)
-        data = b"\0" + len(message).to_bytes(4) + message
-        self.writer.write(head + frames.frame(frames.DATA, frames.END_STREAM, number, data))
+        number = self.open(*fields, path=path)
+        self.send(number, message, frames.END_STREAM)
         return number
+
+    def open(self, *fields: bytes, path: str) -> int:
+        # POST, http, the path and the content type, none of which changes the table of HPACK
+        block = b"\x83\x86\x04%c%b\x0f\x10\x10application/grpc" % (len(path), path.encode())
+        number = next(self.streams)
+        self.writer.write(frames.frame(frames.HEADERS, frames.END_HEADERS, number, block + b"".join(fields)))
+        return number
+
+    def send(self, number: int, message: bytes, flags: int = 0) -> None:
+        data = b"\0" + len(message).to_bytes(4) + message
+        self.writer.write(frames.frame(frames.DATA, flags, number, data))
 
     async def status(self, *fields: bytes) -> str:
         """Return the status of a call."""
