@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from operator import attrgetter
 
 from msgspec import Struct
 
@@ -14,7 +13,8 @@ from protocol.limits.rates import Rate
 from protocol.units import Units
 from regional_agent.agent import RegionalAgent
 from regional_agent.cluster.cell import Cell
-from regional_agent.envoy.quota.status import QuotaStatus, quota_status
+from regional_agent.envoy.quota.status import QuotaStatus
+from regional_agent.envoy.status import DoorStatus, GrpcClientStatus
 from regional_agent.shared_limits.shared_limit import SLOT_MICRO
 from regional_agent.store.connection import KEEPS_ALL, StoreError, StoreUnavailable
 from regional_agent.store.library import idle_libraries
@@ -24,7 +24,6 @@ from web.tls.certificates import CertificateStatus
 
 MOST_LEASES = 1000
 MAX_HOT_KEYS = 20
-MOST_GRPC_CLIENTS = 100
 STORE_S = 0.5  # for everything that is read from the store: the rest is answered even while the store hangs
 MOST_REFUSALS = 20  # that are shown in full
 
@@ -102,15 +101,6 @@ class CellStatus(Struct, frozen=True, kw_only=True):
     breaker: BreakerState
 
 
-class GrpcClientStatus(Struct, frozen=True, kw_only=True):
-    """A client that is connected to the gRPC door."""
-
-    address: str
-    connected_ms: Units
-    calls: Units  # since it connected
-    streams: Units  # calls under way
-
-
 class CoordinatorStatus(Struct, frozen=True, kw_only=True):
     """One of the coordinator's addresses."""
 
@@ -126,8 +116,9 @@ class Status(Struct, frozen=True, kw_only=True):
     coordinator_release: str | None  # as the coordinator stated it last
     coordinators: list[CoordinatorStatus]  # in order of preference
     certificates: list[CertificateStatus]  # that this agent shows, and when they end
-    grpc_clients: list[GrpcClientStatus]  # of this worker's gRPC door, those with most calls first
+    grpc_clients: list[GrpcClientStatus]  # of the gRPC door, at all workers; those with most calls first
     more_grpc_clients: Units
+    silent_workers: Units  # workers that did not answer, whose clients and proxies are missing
     epoch: Units | None  # in a Cluster the newest of all cells
     lanes: Units | None
     cells: list[CellStatus]  # of a Cluster
@@ -166,10 +157,9 @@ class _Stored(Struct, frozen=True, kw_only=True):
     incomplete: str | None = None
 
 
-async def status_of(region: RegionalAgent, health: Health) -> Status:
+async def status_of(region: RegionalAgent, health: Health, door: DoorStatus) -> Status:
     incarnations = [cell.epochs.current for cell in region.cells]
     stored = await _stored_in_time(region)
-    clients = _grpc_clients(region)
     return Status(
         region=region.settings.region,
         agent=region.settings.name,
@@ -177,8 +167,9 @@ async def status_of(region: RegionalAgent, health: Health) -> Status:
         coordinator_release=region.coordinator_release,
         coordinators=_coordinators(region),
         certificates=region.tls.certificates.status(),
-        grpc_clients=clients[:MOST_GRPC_CLIENTS],
-        more_grpc_clients=max(0, len(clients) - MOST_GRPC_CLIENTS),
+        grpc_clients=door.clients,
+        more_grpc_clients=door.more_clients,
+        silent_workers=door.silent_workers,
         epoch=max((incarnation.epoch for incarnation in incarnations if incarnation), default=None),
         lanes=max((incarnation.lanes for incarnation in incarnations if incarnation), default=None),
         cells=_cells(region),
@@ -204,23 +195,8 @@ async def status_of(region: RegionalAgent, health: Health) -> Status:
         hot_keys=[_hot_key(region, *key) for key in region.hottest(MAX_HOT_KEYS)],
         shares=[share for cell in region.cells for share in _shares(cell)][:MOST_LEASES],
         slot_shares=[share for cell in region.cells for share in _slot_shares(cell)][:MOST_LEASES],
-        proxy_quotas=_proxy_quotas(region),
+        proxy_quotas=door.proxy_quotas,
     )
-
-
-def _grpc_clients(region: RegionalAgent) -> list[GrpcClientStatus]:
-    clients = sorted(region.grpc_clients(), key=attrgetter("calls"), reverse=True)
-    return [
-        GrpcClientStatus(
-            address=each.address, connected_ms=int(each.connected_s * 1000), calls=each.calls, streams=each.streams
-        )
-        for each in clients
-    ]
-
-
-def _proxy_quotas(region: RegionalAgent) -> QuotaStatus | None:
-    service = region.proxy_quotas
-    return None if service is None else quota_status(service, region.cells[0].share_loop.now_ms())
 
 
 def _coordinators(region: RegionalAgent) -> list[CoordinatorStatus]:

@@ -192,7 +192,7 @@ async def release_hold(hold_id: HoldId, request: Request, region: TheRegion) -> 
 @services.get("/v1/status", **described(answers={200: Status}))
 async def get_status(region: TheRegion, workers: TheWorkers) -> Response:
     """Return the state of this region: its epoch, its leases with their totals, the age of unreported usage."""
-    return reply(await status_of(region, await workers.health()))
+    return reply(await status_of(region, *await asyncio.gather(workers.health(), workers.door())))
 
 
 @health.get("/healthz", **described(answers={200: Liveness}))

@@ -1,8 +1,8 @@
 """The workers of an agent: processes that share one port. A request about the whole agent asks all of them.
 
 Each worker is an agent of its own, and they share the store, as all agents of a region do. What a worker alone knows
-(its metrics, its health) it serves at a unix socket of its own, in a directory that only their user can enter. A worker
-that dies loses its counters: they begin again with its successor, as those of any process do.
+(its metrics, its health, its proxies) it serves at a unix socket of its own, in a directory that only their user can
+enter. A worker that dies loses its counters: they begin again with its successor, as those of any process do.
 """
 
 import asyncio
@@ -16,12 +16,13 @@ from prometheus_client import Gauge
 from prometheus_client.exposition import generate_latest
 
 from regional_agent.agent import RegionalAgent
+from regional_agent.envoy.status import DoorStatus, door_status, merge_doors
 from regional_agent.health import able_to_enforce
 from regional_agent.health import merged as merged_health
 from web.health import Health, HealthStatus
 from web.metrics import merged
 
-HEALTH, METRICS = b"health\n", b"metrics\n"
+HEALTH, METRICS, DOOR = b"health\n", b"metrics\n", b"door\n"
 ANSWER_S = 0.4
 READY_S = 2.0
 BEAT_S = 1.0
@@ -59,7 +60,7 @@ class Workers:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Serve this worker's metrics and health. A restarted worker waits, for a short time, until it can decide."""
+        """Serve what other workers ask of this one. A restarted worker waits, for a short time, until it can decide."""
         if self._worker is None:
             yield
             return
@@ -92,11 +93,21 @@ class Workers:
         """Return whether requests may be sent here."""
         return (await self.health()).status is not HealthStatus.NOT_READY
 
+    async def door(self) -> DoorStatus:
+        """Return the clients and proxies of all workers that answer."""
+        if self._worker is None:
+            return door_status(self._region)
+        texts = await self._ask_all(self._worker, DOOR)
+        doors = [msgspec.json.decode(text, type=DoorStatus) for text in texts.values()]
+        return merge_doors(doors, self._worker.workers)
+
     # --- between workers ----------------------------------------------------------------------------------------------
 
     def _report(self, what: bytes) -> bytes:
         if what == HEALTH:
             return msgspec.json.encode(self._region.health.health())
+        if what == DOOR:
+            return msgspec.json.encode(door_status(self._region))
         self._region.measure()
         return generate_latest(self._region.metrics.registry)
 

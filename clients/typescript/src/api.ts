@@ -400,9 +400,10 @@ export interface components {
         DenialCause: "cut_off" | "drained" | "expired" | "limit" | "never" | "no_lease" | "store";
         /**
          * DividedRateStatus
-         * @description A rate that proxies of this agent have parts of.
+         * @description A rate that proxies of an agent have parts of.
          */
         DividedRateStatus: {
+            agent: string;
             /**
              * Format: int64
              * @description units, as an integer
@@ -786,6 +787,7 @@ export interface components {
              * @description units, as an integer
              */
             age_ms: number;
+            agent: string;
             /**
              * Format: int64
              * @description units, as an integer
@@ -807,7 +809,7 @@ export interface components {
         };
         /**
          * QuotaStatus
-         * @description The state of the quota protocol at this agent.
+         * @description The state of the quota protocol at an agent, of all its workers.
          */
         QuotaStatus: {
             assignments: components["schemas"]["AssignmentStatus"][];
@@ -940,6 +942,11 @@ export interface components {
             region: string;
             release: string;
             shares: components["schemas"]["ShareStatus"][];
+            /**
+             * Format: int64
+             * @description units, as an integer
+             */
+            silent_workers: number;
             slot_shares: components["schemas"]["SlotShareStatus"][];
             slots: components["schemas"]["SlotStatus"][];
             status: components["schemas"]["HealthStatus"];

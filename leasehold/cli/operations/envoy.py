@@ -11,6 +11,8 @@ from leasehold.cli.output import print_table
 
 commands = typer.Typer()
 
+PARTS = ("grpc_clients", "more_grpc_clients", "silent_workers", "proxy_quotas")  # of the status
+
 
 @commands.command()
 def envoy(
@@ -34,11 +36,13 @@ def envoy(
     if as_json:
         import json
 
-        typer.echo(json.dumps({name: status[name] for name in ("grpc_clients", "more_grpc_clients", "proxy_quotas")}))
+        typer.echo(json.dumps({name: status[name] for name in PARTS}))
         return
     if found is None:
         typer.echo("the agent has no gRPC door: set LEASEHOLD_AGENT_GRPC_PORT")
         return
+    if status["silent_workers"]:
+        typer.echo(f"{status['silent_workers']} workers did not answer: their clients and proxies are missing")
     print_connections(status)
     if found["proxies"]:
         _print_tables(found)

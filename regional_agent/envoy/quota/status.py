@@ -16,6 +16,7 @@ class ProxyStatus(Struct, frozen=True, kw_only=True):
     """A proxy that reports by Envoy's quota protocol (RLQS)."""
 
     proxy: str
+    agent: str  # that it is connected to; with several workers, one of them
     domain: str
     connected: bool  # if not, what it was assigned may be in force yet
     age_ms: Units  # since it connected
@@ -40,9 +41,10 @@ class AssignmentStatus(Struct, frozen=True, kw_only=True):
 
 
 class DividedRateStatus(Struct, frozen=True, kw_only=True):
-    """A rate that proxies of this agent have parts of."""
+    """A rate that proxies of an agent have parts of."""
 
     quota: str
+    agent: str  # that divides it; with several workers, one of them
     share_micro: Units  # of the region
     agent_micro: Units  # of it, what this agent divides
     proxies: Units
@@ -52,7 +54,7 @@ class DividedRateStatus(Struct, frozen=True, kw_only=True):
 
 
 class QuotaStatus(Struct, frozen=True, kw_only=True):
-    """The state of the quota protocol at this agent."""
+    """The state of the quota protocol at an agent, of all its workers."""
 
     proxies: list[ProxyStatus]
     assignments: list[AssignmentStatus]
@@ -60,20 +62,21 @@ class QuotaStatus(Struct, frozen=True, kw_only=True):
     rates: list[DividedRateStatus]
 
 
-def quota_status(service: RateLimitQuotaService, now_ms: int) -> QuotaStatus:
+def quota_status(service: RateLimitQuotaService, agent: str, now_ms: int) -> QuotaStatus:
     proxies = list(service.proxies)
     buckets = [bucket for proxy in proxies for bucket in proxy.buckets.values()]
     return QuotaStatus(
-        proxies=[_proxy(each, now_ms) for each in proxies[:MOST_SHOWN]],
+        proxies=[_proxy(each, agent, now_ms) for each in proxies[:MOST_SHOWN]],
         assignments=[_assignment(each, now_ms) for each in buckets[:MOST_SHOWN]],
         more_assignments=max(0, len(buckets) - MOST_SHOWN),
-        rates=[_rate(each, now_ms) for each in list(service.divisions.rates.values())[:MOST_SHOWN]],
+        rates=[_rate(each, agent, now_ms) for each in list(service.divisions.rates.values())[:MOST_SHOWN]],
     )
 
 
-def _proxy(proxy: Proxy, now_ms: int) -> ProxyStatus:
+def _proxy(proxy: Proxy, agent: str, now_ms: int) -> ProxyStatus:
     return ProxyStatus(
         proxy=proxy.name,
+        agent=agent,
         domain=proxy.domain,
         connected=proxy.is_connected,
         age_ms=now_ms - proxy.connected_ms,
@@ -103,10 +106,11 @@ def _assignment(bucket: Bucket, now_ms: int) -> AssignmentStatus:
     )
 
 
-def _rate(divided: DividedRate, now_ms: int) -> DividedRateStatus:
+def _rate(divided: DividedRate, agent: str, now_ms: int) -> DividedRateStatus:
     division = divided.division
     return DividedRateStatus(
         quota=divided.charge.quota,
+        agent=agent,
         share_micro=int(division.share.rate_micro),
         agent_micro=int(division.agent_micro),
         proxies=len({bucket.proxy.name for bucket in division.parts}),

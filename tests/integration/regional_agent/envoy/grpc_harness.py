@@ -72,6 +72,11 @@ class GrpcAgent:
         return await call(message, timeout=30, **options)
 
 
+def channel_to(address: str) -> grpc.aio.Channel:
+    """Return a channel with a connection of its own: channels to one address share theirs otherwise."""
+    return grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
 def headers_of(response: RateLimitResponse) -> dict[str, str]:
     return {each.key: each.value for each in response.response_headers_to_add}
 

@@ -53,9 +53,12 @@ class Workers:
         lines = self.log.read_text().splitlines(keepends=True)
         return [said for line in lines if line.endswith("\n") and (said := json.loads(line))["event"] == event]
 
+    def listening(self) -> list[dict[str, Any]]:
+        """Return what the workers log in the order in which they begin to serve HTTP."""
+        return [said for said in self.logged("listening") if said["address"].startswith("http")]
+
     def pids(self) -> list[int]:
-        """Return the workers in the order in which they began to listen."""
-        return [said["pid"] for said in self.logged("listening")]
+        return [said["pid"] for said in self.listening()]
 
     async def get(self, path: str) -> httpx.Response:
         """Call on a new connection, so that any of them may answer."""
@@ -89,7 +92,7 @@ async def running(world: World, tmp_path: Path, *options: str, **changed: object
         async with httpx.AsyncClient(timeout=30) as http:
             workers = Workers(process, log, http)
             await until(lambda: bool(workers.pids()))
-            http.base_url = httpx.URL(workers.logged("listening")[0]["address"])
+            http.base_url = httpx.URL(workers.listening()[0]["address"])
             yield workers
     finally:
         if process.returncode is None:
