@@ -10,6 +10,7 @@ from regional_agent.envoy.door.callers import DoorCallers
 from regional_agent.envoy.door.listener import DoorLimits, GrpcDoor
 from regional_agent.envoy.door.methods import Methods
 from regional_agent.envoy.quota.messages import STREAM_RATE_LIMIT_QUOTAS
+from regional_agent.envoy.quota.rules import DELIVERY_MS
 from regional_agent.envoy.quota.streams import RateLimitQuotaService
 from regional_agent.envoy.rls import rate_limit
 from regional_agent.envoy.rls.responses import SHOULD_RATE_LIMIT
@@ -45,10 +46,12 @@ def make_door(
     quotas: RateLimitQuotaService,
 ) -> GrpcDoor:
     settings = region.settings
-    own = DoorLimits(settings.grpc_max_streams, settings.grpc_max_message_bytes, settings.max_header_bytes)
+    own = DoorLimits(
+        settings.grpc_max_streams, settings.grpc_max_message_bytes, settings.max_header_bytes, DELIVERY_MS
+    )
     checks = health.HealthService([rate_limit.SERVICE], is_ready)
     methods = Methods(
-        unary={SHOULD_RATE_LIMIT: rate_limit.RateLimitService(region.admission).should_rate_limit},
+        unary={SHOULD_RATE_LIMIT: rate_limit.RateLimitService(region.admission, region.traces).should_rate_limit},
         streams={health.CHECK: checks.check, health.WATCH: checks.watch, STREAM_RATE_LIMIT_QUOTAS: quotas.stream},
     )
     door_callers = DoorCallers(callers, methods, public=(health.CHECK, health.WATCH))

@@ -4,18 +4,15 @@ Of a check that is not sampled a connection reads one byte of its `traceparent`,
 sampled one it keeps the verdict; a thread makes the attributes of the span from it.
 """
 
-from functools import partial
 from random import random
 from typing import ClassVar
 
-from protocol.check import BatchAnswer, cause_of_denial
+from protocol.check import BatchAnswer
 from protocol.denials import status_of_answer
-from protocol.identifiers import name_of_quota
 from protocol.traces.trace_context import SAMPLED_DIGITS, parse_traceparent
 from regional_agent.admission.answers import Verdict
 from regional_agent.admission.pending_check import Caller
 from regional_agent.http.fast_path import BATCH, FastPath, FastProtocol, Head
-from regional_agent.store.types import AllowanceCharge
 from regional_agent.traces.agent_traces import AgentTraces
 from web.traces.spans import Attributes, Span
 
@@ -37,33 +34,9 @@ class TracedCaller:
         """Pass the verdict on. A refusal is answered by FastAPI's route, which has a span of its own."""
         traces, is_decided = self._traces, isinstance(verdict, Verdict)
         if isinstance(verdict, Verdict):
-            self._span.attributes = partial(describe, verdict, traces.region, shows_keys=traces.tracing.shows_keys)
-            self._note_usage(verdict)
+            traces.note_verdict(self._span, verdict, {"http.response.status_code": status_of_answer(verdict.answer)})
         traces.tracing.end_request(self._span, is_shown=is_decided)
         self._connection.on_verdict(verdict)
-
-    def _note_usage(self, verdict: Verdict) -> None:
-        """Remember an admitted request for the exchange that books it."""
-        if verdict.answer.allowed:
-            for each in verdict.policy_charges:
-                if isinstance(each.charge, AllowanceCharge):
-                    self._traces.usage.note(each.charge.quota, self.trace_context)
-
-
-def describe(verdict: Verdict, region: str, *, shows_keys: bool) -> Attributes:
-    """Say how a check was decided. Values that requests are counted by are secrets, unless a setting shows them."""
-    answer, keys = verdict.answer, [each.charge.quota for each in verdict.policy_charges]
-    found: dict[str, str | int | bool | list[str]] = {
-        "http.response.status_code": status_of_answer(answer),
-        "leasehold.region": region,
-        "leasehold.allowed": answer.allowed,
-        "leasehold.policies": [each.policy for each in answer.policies],
-        "leasehold.quotas": sorted({name_of_quota(key) for key in keys}),
-    }
-    if shows_keys:
-        found["leasehold.quota_keys"] = keys
-    named = {"denied_by": answer.denied_by, "reason": cause_of_denial(answer), "degraded": answer.degraded}
-    return found | {f"leasehold.{name}": str(value) for name, value in named.items() if value is not None}
 
 
 class TracedProtocol(FastProtocol):

@@ -42,6 +42,10 @@ class Call(Protocol):
     def has_disconnected(self) -> bool:
         """Return whether no answer reaches the client any more, so that no units are spent for it."""
 
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Return the request's headers, without those that HTTP/2 and gRPC define."""
+
     def respond(self, message: bytes) -> None: ...
 
     def fail(self, error: GrpcError) -> None: ...
@@ -63,6 +67,12 @@ class MessageStream(Protocol):
 
     async def send(self, message: bytes) -> None:
         """Send a message. Waits while the client takes none (flow control)."""
+
+    async def deliver(self, message: bytes, until_s: float) -> None:
+        """Send a message, and wait until the client has read it. Raises TimeoutError at that time of the event loop.
+
+        Then the client's connection is reset, so that the message does not arrive later.
+        """
 
 
 UnaryMethod = Callable[[bytes, Call], None]

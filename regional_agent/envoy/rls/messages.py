@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from regional_agent.envoy import wire
-from regional_agent.envoy.wire import Value, as_bytes, as_integer, bytes_field, number_field, read_fields, text_of
+from protocol.protobuf.reading import Value, as_bytes, as_integer, read_fields, text_of
+from protocol.protobuf.writing import bytes_field, number_field, struct_message
 
 OK, OVER_LIMIT = 1, 2  # codes of a response, and of each of its statuses
 MAX_UINT32 = 2**32 - 1
@@ -100,4 +100,4 @@ def encode_body(body: bytes) -> bytes:
 
 
 def encode_metadata(values: dict[str, str | int | bool]) -> bytes:
-    return bytes_field(6, wire.struct_message(values))
+    return bytes_field(6, struct_message(values))

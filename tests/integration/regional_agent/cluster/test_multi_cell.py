@@ -3,9 +3,9 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -225,6 +225,7 @@ class RateLimitCall:
     """A call of Envoy's protocol without a connection."""
 
     has_disconnected = False
+    metadata: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self) -> None:
         self.response: asyncio.Future[RateLimitResponse] = asyncio.get_running_loop().create_future()
