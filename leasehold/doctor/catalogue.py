@@ -9,7 +9,7 @@ from coordinator.diagnosis.rules import (
     SCHEMA_CHECKS,
     SERVER_CHECKS,
 )
-from leasehold.doctor.envoy import ENVOY_CHECKS
+from leasehold.doctor.envoy_rules import ENVOY_CHECKS
 from leasehold.doctor.rules import OUTSIDE_CHECKS
 from protocol.diagnosis.checks import Check
 from regional_agent.diagnosis.rules import AGENT_CHECKS, STORE_CHECKS

@@ -12,7 +12,8 @@ import httpx
 import msgspec
 
 from coordinator.diagnosis.examine import read_and_examine_database, unexamined_database
-from leasehold.doctor.envoy import ENVOY_CHECKS, examine_envoy
+from leasehold.doctor.envoy import examine_envoy
+from leasehold.doctor.envoy_rules import ENVOY_CHECKS
 from leasehold.doctor.facts import AccessFacts, ClockFacts, ReleaseFacts
 from leasehold.doctor.probes import probe_health, probe_tls, read_own_checks, reason_of
 from leasehold.doctor.rules import ACCESS_CHECK, CLOCK_CHECK, HEALTH_CHECK, RELEASE_CHECK, TLS_CHECK

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from leasehold.doctor.envoy import ENVOY_CHECKS, SETTINGS, EnvoyFacts, examine_envoy
+from leasehold.doctor.envoy import SETTINGS, examine_envoy
+from leasehold.doctor.envoy_rules import CHECKS_OF, FILTER, QUOTA_BUCKETS, QUOTA_FILTER, EnvoyFacts
 from protocol.diagnosis.checks import CheckState, judge
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "envoy" / "envoy.yaml"
@@ -25,7 +26,7 @@ CLUSTER: dict[str, Any] = {"name": "leasehold", "http2_protocol_options": {}, "h
 def states(cluster: dict[str, Any] | None = CLUSTER, *, answers: Any = (), sends: bool = True, **changed: Any) -> Any:
     clusters = None if cluster is None else {cluster["name"]: cluster}
     facts = EnvoyFacts(GOOD | changed, sends, clusters, dict(answers))
-    return {each.check.removeprefix("envoy_"): each.state.value for each in judge(ENVOY_CHECKS, facts, "envoy")}
+    return {each.check.removeprefix("envoy_"): each.state.value for each in judge(CHECKS_OF[FILTER], facts, "envoy")}
 
 
 def test_a_good_configuration_has_no_faults() -> None:
@@ -54,9 +55,61 @@ def test_each_fault_is_named(options: dict[str, Any], check: str, state: str) ->
 
 def test_the_default_timeout_is_too_short() -> None:
     facts = EnvoyFacts({name: value for name, value in GOOD.items() if name != "timeout"}, True, None, {})
-    [found] = [each for each in judge(ENVOY_CHECKS, facts, "envoy") if each.check == "envoy_timeout"]
+    [found] = [each for each in judge(CHECKS_OF[FILTER], facts, "envoy") if each.check == "envoy_timeout"]
     assert found.state is CheckState.WARNING
     assert found.found == "after 0.02s requests pass without a limit (failure_mode_deny)"
+
+
+BUCKETS: dict[str, Any] = {
+    "@type": f"type.googleapis.com/{QUOTA_BUCKETS}",
+    "reporting_interval": "1s",
+    "no_assignment_behavior": {"fallback_rate_limit": {"blanket_rule": "DENY_ALL"}},
+    "expired_assignment_behavior": {"fallback_rate_limit": {}, "expired_assignment_behavior_timeout": "1s"},
+}
+PROXY = {"key": "x-leasehold-proxy", "value": "edge-1"}
+SERVER: dict[str, Any] = {"envoy_grpc": {"cluster_name": "leasehold"}, "initial_metadata": [PROXY]}
+KEPT_ALIVE = {"name": "leasehold", "http2_protocol_options": {"connection_keepalive": {}}}
+
+
+def quota_states(buckets: dict[str, Any] = BUCKETS, cluster: Any = KEPT_ALIVE, **changed: Any) -> Any:
+    """Return the states of a filter of the quota protocol; a setting of a bucket that is None is missing."""
+    action = {name: value for name, value in buckets.items() if value is not None}
+    routes_nothing = changed.pop("routes_nothing", False)
+    given = {"domain": "edge", "rlqs_server": SERVER, "bucket_matchers": {"on_no_match": {"action": action}}} | changed
+    facts = EnvoyFacts(given, False, {cluster["name"]: cluster}, {}, routes_nothing)
+    found = judge(CHECKS_OF[QUOTA_FILTER], facts, "envoy")
+    return {each.check.removeprefix("envoy_quota_"): each.state.value for each in found}
+
+
+def test_a_good_configuration_of_the_quota_protocol_has_no_faults() -> None:
+    assert quota_states() == dict.fromkeys(("filter", "buckets", "fallbacks", "routes", "cluster"), "ok")
+
+
+@pytest.mark.parametrize(
+    ("options", "check", "state"),
+    [
+        ({"domain": ""}, "filter", "failed"),
+        ({"cluster": KEPT_ALIVE | {"name": "other"}}, "filter", "failed"),
+        ({"rlqs_server": SERVER | {"initial_metadata": []}}, "filter", "warning"),
+        ({"bucket_matchers": {}}, "buckets", "failed"),
+        ({"buckets": BUCKETS | {"reporting_interval": "10s"}}, "buckets", "failed"),
+        ({"buckets": BUCKETS | {"reporting_interval": None}}, "buckets", "failed"),
+        ({"buckets": BUCKETS | {"no_assignment_behavior": None}}, "fallbacks", "warning"),
+        ({"buckets": BUCKETS | {"expired_assignment_behavior": {"fallback_rate_limit": {}}}}, "fallbacks", "failed"),
+        ({"routes_nothing": True}, "routes", "warning"),
+        ({"cluster": {"name": "leasehold"}}, "cluster", "failed"),
+        ({"cluster": {"name": "leasehold", "http2_protocol_options": {}}}, "cluster", "warning"),
+    ],
+)
+def test_each_fault_of_the_quota_protocol_is_named(options: dict[str, Any], check: str, state: str) -> None:
+    assert quota_states(**options)[check] == state
+
+
+def test_the_example_of_the_quota_protocol_is_examined() -> None:
+    found = {each.check: each.state.value for each in asyncio.run(examine_envoy(EXAMPLE.with_name("quota.yaml"), 0.1))}
+    assert found.pop("envoy_door") == "failed", "no agent runs there"
+    assert set(found.values()) == {"ok"}
+    assert found.keys() == {check.code for check in CHECKS_OF[QUOTA_FILTER]} - {"envoy_door"}
 
 
 async def door(first: bytes) -> tuple[asyncio.Server, int]:
@@ -81,7 +134,7 @@ def test_the_example_is_examined_with_its_agents(kind: int | None, state: str, t
     found = {each.check: each.state.value for each in asyncio.run(examine())}
     assert found.pop("envoy_door") == state
     assert set(found.values()) == {"ok"}
-    assert len(found) == len(ENVOY_CHECKS) - 1
+    assert len(found) == len(CHECKS_OF[FILTER]) - 1
 
 
 @pytest.mark.parametrize("name", ["istio.yaml", "envoy-gateway.yaml"])
