@@ -8,6 +8,7 @@ the machine, which takes root. Processes that want the same part wait for each o
 import ctypes.util
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -117,6 +118,27 @@ class GoProgram(NamedTuple):
     @property
     def version(self) -> str:
         return self.package.rpartition("@")[2]
+
+
+class GoModuleFiles(NamedTuple):
+    """Copies files of a module of the Go proxy, whose checksum database guards it."""
+
+    module: str  # with its version
+    files: Sequence[str]
+    about: str
+
+    def install(self, directory: Path) -> None:
+        _require("go")
+        downloaded = _run(["go", "mod", "download", "-json", self.module], directory)
+        if downloaded.returncode != 0:
+            raise CannotFetch(f"go cannot download {self.module} ({_last_line(downloaded)})")
+        source = Path(json.loads(downloaded.stdout)["Dir"])
+        for file in self.files:
+            shutil.copy(source / file, directory)
+
+    @property
+    def version(self) -> str:
+        return self.module.rpartition("@")[2]
 
 
 class EarlierRelease(NamedTuple):
@@ -239,7 +261,7 @@ def _find_libraries(*names: str) -> Path | None:
     return Path(found[0]) if found[0] and all(found) else None
 
 
-Unpacked = DebianPackages | EarlierRelease | GoProgram | MavenArtifacts | NpmPackages | Wheels
+Unpacked = DebianPackages | EarlierRelease | GoModuleFiles | GoProgram | MavenArtifacts | NpmPackages | Wheels
 TABLE: Mapping[str, InstalledPackages | Unpacked] = {
     "redis": DebianPackages(
         ("redis-server", "redis-tools", "redis-sentinel", "libjemalloc2", "liblzf1", "libatomic1"),
@@ -288,6 +310,16 @@ TABLE: Mapping[str, InstalledPackages | Unpacked] = {
         "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible",
         "h2spec",
         "h2spec, for a test that the gRPC door speaks HTTP/2 as the standard has it; needs Go on the machine",
+    ),
+    "istio-crds": GoModuleFiles(
+        "istio.io/api@v1.31.1",
+        ("kubernetes/customresourcedefinitions.gen.yaml",),
+        "the resource definitions of Istio, for a test of the snippet; needs Go on the machine",
+    ),
+    "envoy-gateway-crds": GoModuleFiles(
+        "github.com/envoyproxy/gateway@v1.9.1",
+        ("charts/gateway-helm/charts/crds/crds/generated/gateway.envoyproxy.io_envoypatchpolicies.yaml",),
+        "those of Envoy Gateway",
     ),
     "release-before": EarlierRelease(
         "0.1.0",
