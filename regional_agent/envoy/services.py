@@ -46,9 +46,7 @@ def make_door(
     quotas: RateLimitQuotaService,
 ) -> GrpcDoor:
     settings = region.settings
-    own = DoorLimits(
-        settings.grpc_max_streams, settings.grpc_max_message_bytes, settings.max_header_bytes, DELIVERY_MS
-    )
+    own = DoorLimits(settings.grpc_max_streams, settings.grpc_max_message_bytes, settings.max_header_bytes, DELIVERY_MS)
     checks = health.HealthService([rate_limit.SERVICE], is_ready)
     methods = Methods(
         unary={SHOULD_RATE_LIMIT: rate_limit.RateLimitService(region.admission, region.traces).should_rate_limit},

@@ -211,9 +211,7 @@ class Division(Struct, Generic[P], eq=False):
     def divide(self, now_ms: int) -> dict[P, Assignment]:
         """Return the assignment of each proxy that reports. It changes only where it differs by a `CHANGED`th."""
         parts = {proxy: part for proxy, part in self.parts.items() if part.is_reporting(now_ms)}
-        silent_micro = sum(
-            part.in_force_micro(now_ms) for proxy, part in self.parts.items() if proxy not in parts
-        )
+        silent_micro = sum(part.in_force_micro(now_ms) for proxy, part in self.parts.items() if proxy not in parts)
         limit_micro = max(0, self.agent_micro - silent_micro + self._spare_micro())
         members = [*(Member(1, ceiling_micro=part.ceiling_micro) for part in parts.values()), Member(1)]
         demands = [*(part.demand_micro for part in parts.values()), self.checks_micro]

@@ -28,6 +28,7 @@ async def statuses(workers: Workers, count: int) -> list[dict[str, Any]]:
     return [(await workers.get("/v1/status")).json() for _ in range(count)]
 
 
+@pytest.mark.extended
 async def test_each_worker_shows_the_proxies_of_all(world: World, tmp_path: Path) -> None:
     (await world.admin.put("/v1/limits", json=DOCUMENT)).raise_for_status()
     port, names = free_port(), set[str]()

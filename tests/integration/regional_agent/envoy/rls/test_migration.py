@@ -1,6 +1,6 @@
 """The migration of docs/guides/envoy.md from a real envoyproxy/ratelimit: import, run both, compare, switch.
 
-It builds envoyproxy/ratelimit with Go, which takes minutes of a processor: LEASEHOLD_ENVOY_MIGRATION=1.
+It builds envoyproxy/ratelimit with Go, once.
 """
 
 import asyncio
@@ -33,13 +33,10 @@ from tests.integration.regional_agent.envoy.real_envoy import (
     upstream,
 )
 from tests.integration.regional_agent.world import REGIONS, World
+from tests.parts import toolchain
 from tests.waiting import attempts
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.xdist_group("envoy"),
-    pytest.mark.skipif(not os.environ.get("LEASEHOLD_ENVOY_MIGRATION"), reason="LEASEHOLD_ENVOY_MIGRATION=1 runs it"),
-]
+pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("envoy"), pytest.mark.extended]
 
 LIMIT = 6
 CONFIG = {
@@ -57,6 +54,7 @@ OLD, NEW = "ratelimit", "leasehold"  # clusters
 @contextmanager
 def envoyproxy_ratelimit(directory: Path, ports: dict[str, int]) -> Iterator[None]:
     """Run the service that is moved from, with a store of its own."""
+    toolchain("go")
     installed = install(["ratelimit"])
     program = installed.program("ratelimit")
     assert program is not None, installed.missing
@@ -68,6 +66,8 @@ def envoyproxy_ratelimit(directory: Path, ports: dict[str, int]) -> Iterator[Non
         "RUNTIME_SUBDIRECTORY": "ratelimit",
         "RUNTIME_WATCH_ROOT": "false",
         "USE_STATSD": "false",
+        "USE_PROMETHEUS": "true",
+        "PROMETHEUS_ADDR": f"127.0.0.1:{ports['PROMETHEUS']}",
         "LOG_LEVEL": "warn",
         "REDIS_SOCKET_TYPE": "tcp",
         "REDIS_URL": f"127.0.0.1:{ports['store']}",
@@ -98,9 +98,10 @@ async def envoy(clusters: list[str], ports: dict[str, int], directory: Path) -> 
     del manager["access_log"]
     manager["http_filters"] = [*(_filter(example, cluster) for cluster in clusters), router]
     resources["clusters"] = [api, *(_cluster(leasehold, cluster, ports[cluster]) for cluster in (OLD, NEW))]
-    with envoy_process(config, directory / f"{'-'.join(clusters)}.yaml"):
+    path = directory / f"{'-'.join(clusters)}.yaml"
+    with envoy_process(config, path):
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{own}", timeout=30) as client:
-            await _is_limited(client)
+            await _is_limited(client, path.with_suffix(".log"))
             yield client
 
 
@@ -120,7 +121,7 @@ def _cluster(example: dict[str, Any], name: str, port: int) -> dict[str, Any]:
     return found
 
 
-async def _is_limited(client: httpx.AsyncClient) -> None:
+async def _is_limited(client: httpx.AsyncClient, log: Path) -> None:
     """Wait until the services behind Envoy decide."""
     async for _ in attempts():
         try:
@@ -128,7 +129,7 @@ async def _is_limited(client: httpx.AsyncClient) -> None:
                 return
         except httpx.TransportError:
             continue
-    raise AssertionError("Envoy or a service behind it does not answer")
+    raise AssertionError(f"Envoy or a service behind it does not answer: {log}")
 
 
 async def statuses(client: httpx.AsyncClient, tenant: str, times: int = 2 * LIMIT) -> Counter[int]:
@@ -136,10 +137,15 @@ async def statuses(client: httpx.AsyncClient, tenant: str, times: int = 2 * LIMI
     return Counter([(await client.get("/v1/search", headers=headers)).status_code for _ in range(times)])
 
 
-async def over_limit_of_the_old(ports: dict[str, int]) -> int:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports['DEBUG_PORT']}") as client:
-        found = re.findall(r"rate_limit\.edge\.\S*over_limit: (\d+)", (await client.get("/stats")).text)
-    return sum(map(int, found))
+async def over_limit_of_the_old(ports: dict[str, int], expected: int) -> None:
+    """Wait until the old service, which counts with a delay, shows so many requests over their limit."""
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports['PROMETHEUS']}") as client:
+        async for _ in attempts():
+            text = (await client.get("/metrics")).text
+            found = re.findall(r'^ratelimit_service_rate_limit_over_limit\{.*domain="edge".*\} (\S+)$', text, re.M)
+            if sum(map(float, found)) == expected:
+                return
+    raise AssertionError(f"not {expected}: {text}")
 
 
 async def shadow_denied(at: GrpcAgent) -> int:
@@ -158,7 +164,7 @@ def imported(directory: Path, *options: str) -> dict[str, Any]:
 
 
 async def test_the_migration_step_by_step(world: World, tmp_path: Path) -> None:
-    names = ("upstream", "store", "PORT", "GRPC_PORT", "DEBUG_PORT")
+    names = ("upstream", "store", "PORT", "GRPC_PORT", "DEBUG_PORT", "PROMETHEUS")
     ports = {name: free_port() for name in names}
     for region in REGIONS[1:]:  # one region has the whole window, as the old service does
         (await world.admin.put(f"/v1/regions/{region}", json={"weight": 0})).raise_for_status()
@@ -168,12 +174,13 @@ async def test_the_migration_step_by_step(world: World, tmp_path: Path) -> None:
             ports |= {OLD: ports["GRPC_PORT"], NEW: int(at.address.rpartition(":")[2])}
             async with envoy([OLD], ports, tmp_path) as client:
                 assert await statuses(client, "before") == {200: LIMIT, 429: LIMIT}
-            before = await over_limit_of_the_old(ports)
+            await over_limit_of_the_old(ports, LIMIT)
             async with envoy([NEW, OLD], ports, tmp_path) as client:
                 assert await statuses(client, "both") == {200: LIMIT, 429: LIMIT}, "as the old service says"
                 denied = await client.get("/v1/search", headers={"x-tenant": "both"})
                 assert "x-ratelimit-limit" not in denied.headers, "shadow policies are in no header"
-                assert await over_limit_of_the_old(ports) - before == await shadow_denied(at) == LIMIT + 1
+                assert await shadow_denied(at) == LIMIT + 1
+                await over_limit_of_the_old(ports, LIMIT + LIMIT + 1)
             await switch(world, at, imported(tmp_path))
             async with envoy([NEW], ports, tmp_path) as client:
                 assert await statuses(client, "after") == {200: LIMIT, 429: LIMIT}

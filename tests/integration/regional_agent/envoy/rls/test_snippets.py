@@ -81,6 +81,7 @@ def without_unknown_fields(schema: Any) -> Any:
     return found | ({"additionalProperties": False} if is_object and not is_open else {})
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_a_snippet_is_a_resource_of_its_definition(name: str) -> None:
     resource = yaml.safe_load(EXAMPLE.with_name(name).read_text())
