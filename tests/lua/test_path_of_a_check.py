@@ -75,7 +75,14 @@ async def nothing_is_handed_on(_scope: Any, _receive: Any, _send: Any) -> None:
 
 
 def opened(agent: Agent) -> FastProtocol:
-    settings: Any = SimpleNamespace(service_token=None, adjust_token=None, uds=None, host="localhost")
+    settings: Any = SimpleNamespace(
+        service_token=None,
+        adjust_token=None,
+        service_identities="",
+        adjust_identities="",
+        uds=None,
+        host="localhost",
+    )
     path = FastPath(
         agent.admission, HttpMetrics(agent.metrics.registry), max_body_bytes=1_000, callers=CallerRules(settings)
     )
