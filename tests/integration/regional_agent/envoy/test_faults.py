@@ -111,8 +111,8 @@ FAULTS = [
 ]
 
 
+class Seen(NamedTuple):
     """Counts what the callers of one protocol saw during a fault."""
-    """What the callers of one protocol saw during a fault."""
 
     counts: Counter[str]
     lasted_s: float
