@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +14,7 @@ from protocol.counting import counted
 commands = typer.Typer()
 region = typer.Typer(no_args_is_help=True, help="Look at the regions, add one, or change its weight.")
 
+SILENT_AFTER = timedelta(minutes=2)  # an idle agent polls within a minute
 RegionName = Annotated[str, typer.Argument(metavar="REGION")]
 Tenant = Annotated[str | None, typer.Option(help="Only what is counted by this tenant.")]
 Region = Annotated[str | None, typer.Option(help="Only this region.")]
@@ -52,11 +53,20 @@ def show_region(cli: Cli, name: RegionName) -> None:
         **{name.replace("_", " "): _shown(found[name]) for name in found.keys() - SHOWN_BY_NAME},
     }
     cli.render([{"": name, " ": value} for name, value in rows.items() if value], fields("", " "))
+    if agents := found.get("agents"):
+        cli.render(
+            agents, AGENT | {"last heard": lambda each: f"{each['last_seen_at']} ({_age(each['last_seen_at'], now)})"}
+        )
 
 
 SHOWN_BY_NAME = frozenset(
-    {"name", "status", "weight", "last_seen_at", "epoch", "split_brain", "regressed_lanes", "created_at"}
+    {"name", "status", "weight", "last_seen_at", "epoch", "split_brain", "regressed_lanes", "created_at", "agents"}
 )
+AGENT: dict[str, Column] = {
+    "agent": "name",
+    "release": "release",
+    "capabilities": lambda each: ", ".join(each["capabilities"]),
+}
 
 
 def _shown(value: object) -> str:
@@ -107,14 +117,21 @@ REGION: dict[str, Column] = {
     "status": "status",
     "epoch": lambda each: str(each["epoch"] or ""),
     "last seen": lambda each: each.get("last_seen_at") or "never",
-    "agents": lambda each: _agents(each.get("agents", ())),
+    "agents": lambda each: agents_of(each.get("agents", ()), each.get("last_seen_at")),
     "faults": _faults,
 }
 
 
-def _agents(agents: Sequence[dict[str, Any]]) -> str:
-    """Return how many agents there are of each release."""
-    counts = Counter(agent["release"] for agent in agents)
+def agents_of(agents: Sequence[dict[str, Any]], region_seen_at: str | None) -> str:
+    """Return how many agents there are of each release, without those that were silent when the region was not.
+
+    An agent that has stopped is listed for a day, and would be counted beside the one in its place.
+    """
+    newest = (
+        datetime.fromisoformat(region_seen_at) if region_seen_at else datetime.min.replace(tzinfo=UTC) + SILENT_AFTER
+    )
+    live = [each for each in agents if datetime.fromisoformat(each["last_seen_at"]) >= newest - SILENT_AFTER]
+    counts = Counter(agent["release"] for agent in live)
     return ", ".join(f"{count} of {release}" for release, count in sorted(counts.items()))
 
 
@@ -328,4 +345,5 @@ def _units(amount: int, in_one: int) -> str:
 def _age(last_seen_at: str | None, now: datetime) -> str:
     if last_seen_at is None:
         return "not yet"
-    return f"{max(0, (now - datetime.fromisoformat(last_seen_at)).total_seconds()):.0f} s ago"
+    seconds = max(0, (now - datetime.fromisoformat(last_seen_at)).total_seconds())
+    return f"{seconds:.0f} s ago" if seconds < 600 else f"{seconds / 60:.0f} min ago"
