@@ -242,7 +242,7 @@ def answer(response: "httpx.Response", *, file: str | None = None) -> Any:
 
 def _give_up(response: "httpx.Response", file: str | None) -> NoReturn:
     if response.headers.get("Content-Type") != "application/problem+json":
-        fail(f"the coordinator answered {response.status_code}")
+        fail(f"{response.url.copy_with(query=None)} answered {response.status_code}, without an explanation")
     problem = response.json()
     faults = problem.get("invalid_parameters", ())
     if faults:  # the detail is the first of them
