@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from regional_agent.admission.rules import certain_denials
+from regional_agent.http.batch import CHECKS_A_TURN
 from regional_agent.http.fast_path import FastPath, fast_protocol
 from regional_agent.main import create_app
 from regional_agent.settings import AgentSettings
@@ -222,6 +223,17 @@ async def test_a_contradictory_batch_is_refused_alike(doors: Doors) -> None:
         fast, slow = [await doors.post(client, checks, "/v1/check:batch") for client in (doors.fast, doors.slow)]
         assert fast.status_code == slow.status_code == 422
         assert told(fast.json()) == told(slow.json())
+
+
+async def test_a_batch_that_is_not_utf8_far_behind_decides_nothing(doors: Doors) -> None:
+    """A batch is decided in parts, so it is validated as a whole before the first one."""
+    check = json.dumps({"subject": {"tenant": "acme", "route": "/v1/search"}}).encode()
+    batch = b'{"checks": [%b]}' % b", ".join([check] * CHECKS_A_TURN + [b'{"subject": {"tenant": "\xff"}}'])
+    fast, slow = [await doors.post(client, batch, "/v1/check:batch") for client in (doors.fast, doors.slow)]
+    assert (fast.status_code, told(fast.json())) == (slow.status_code, told(slow.json()))
+    assert fast.status_code == 400
+    peek = await doors.post(doors.fast, {"subject": {"tenant": "acme", "route": "/v1/search"}, "mode": "peek"})
+    assert peek.json()["policies"][0]["remaining"] == 10
 
 
 async def test_a_token_is_required_on_every_path(world: World) -> None:
