@@ -28,6 +28,7 @@ URL, TOKEN = "LEASEHOLD_URL", "LEASEHOLD_TOKEN"
 TLS_FILES = ("LEASEHOLD_CA_FILE", "LEASEHOLD_CERT_FILE", "LEASEHOLD_KEY_FILE")  # for coordinators and agents
 DEFAULT_URL = "http://127.0.0.1:8400"
 TIMEOUT_S = 30
+READY_TIMEOUT_S = 5
 MAX_PAGE_SIZE = 1000
 
 P = ParamSpec("P")
@@ -202,7 +203,19 @@ def explained(url: str) -> Iterator[None]:
     except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError) as error:
         tls_error = tls_error_in(error)
         reason = str(error) or type(error).__name__ if tls_error is None else describe(tls_error)
-        fail(f"{url} does not answer: {reason}")
+        fail(f"{url} does not answer: {reason}{_why_not_ready(url) if isinstance(error, httpx.ReadTimeout) else ''}")
+
+
+def _why_not_ready(url: str) -> str:
+    """Return the reasons of `/readyz`, which answers while the database or the store hangs, as a part of a sentence."""
+    import httpx
+
+    try:
+        found = httpx.get(f"{url.rstrip('/')}/readyz", timeout=READY_TIMEOUT_S, verify=verification())
+        reasons = [f"{each['code']}: {each['text']}" for each in found.json()["reasons"]]
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):
+        return ""
+    return f" ({'; '.join(reasons)})" if reasons else ""
 
 
 def verification() -> "ssl.SSLContext | bool":
