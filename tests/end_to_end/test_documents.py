@@ -137,7 +137,7 @@ def test_the_pages_have_examples() -> None:
         "docs/guides/regions.md": 6,
         "docs/guides/services.md": 7,
         "docs/guides/stores.md": 1,
-        "docs/guides/three-regions.md": 19,
+        "docs/guides/three-regions.md": 20,
         "docs/guides/tls.md": 2,
         "docs/how-to.md": 10,
         "docs/quickstart.md": 6,

@@ -48,7 +48,7 @@ def test_the_guide_leads_from_the_first_certificate_to_the_first_alert(directory
         [found] = (text for block, text in zip(blocks(), said, strict=True) if command in block)
         return found
 
-    assert ", 0 failed," in block("leasehold doctor").splitlines()[-1]
+    assert ", 0 failed," in block("leasehold doctor --problems").splitlines()[-1]
     assert "LeaseholdCoordinatorDown" in re.findall(r'alertname="(\w+)"', block("LeaseholdCoordinatorDown"))
     assert block("leasehold verify --database").count("intact: every row is as it was booked") == 2
 
