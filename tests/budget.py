@@ -2,11 +2,13 @@
 
 `./dev test` alone has the short budget. A run that selects its tests, by path, `-k` or `-m`, has the full one, because
 somebody waits for just these; LEASEHOLD_TEST_BUDGET decides otherwise. A long test takes its size from here. A test
-that has no smaller form is marked `extended`: a short run leaves it to CI, and says so at the end of its summary.
+that has no smaller form is marked `extended`: a short run leaves it to CI, and says so at the end of its summary. Of a
+parametrized test on a real server, a short run tries the first two cases.
 """
 
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import pytest
@@ -15,6 +17,8 @@ from hypothesis import settings
 VARIABLE = "LEASEHOLD_TEST_BUDGET"
 SHORT, FULL = "short", "full"
 PART_OF_EXAMPLES = 5  # a short run tries one of so many
+SERVERS = {"postgres_server", "store_server"}  # fixtures
+CASES_ON_SERVERS = 2
 LEFT = pytest.StashKey[int]()
 LEFT_BY_A_WORKER = "left_to_ci"
 
@@ -65,11 +69,25 @@ def _selects_tests(config: pytest.Config) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left = [] if is_full() else [item for item in items if item.get_closest_marker("extended")]
+    left = [] if is_full() else list(_left_to_ci(items))
     config.stash[LEFT] = len(left)
     if left:
         config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if not item.get_closest_marker("extended")]
+        deselected = set(left)
+        items[:] = [item for item in items if item not in deselected]
+
+
+def _left_to_ci(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield what a short run does not run: extended tests, and most cases of parametrized tests on real servers."""
+    tried = Counter[str]()
+    for item in items:
+        if item.get_closest_marker("extended"):
+            yield item
+        elif SERVERS & set(getattr(item, "fixturenames", ())):
+            name = item.nodeid.partition("[")[0]
+            tried[name] += 1
+            if tried[name] > CASES_ON_SERVERS:
+                yield item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -10,6 +10,7 @@ from tools.clients import GENERATED, generated
 PROGRAMS = {".go": "go", ".ts": "node"}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("path", GENERATED, ids=lambda path: path.name)
 def test_the_generated_calls_are_up_to_date(path: Path) -> None:
     toolchain(PROGRAMS[path.suffix])

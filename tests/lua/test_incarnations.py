@@ -81,6 +81,7 @@ async def test_a_wrong_command_is_a_store_error_and_affects_no_other_call(connec
     assert await connection.call("PING") == b"PONG"
 
 
+@pytest.mark.extended
 async def test_a_stalled_store_is_unavailable_and_its_late_reply_goes_to_no_other_call(store: str) -> None:
     connected = asyncio.Event()
     connection = StoreConnection(Server.at(store), timeout_ms=100, on_connected=connected.set)

@@ -25,10 +25,24 @@ def test_cases(letter, number): pass
 
 @pytest.mark.extended
 def test_extended(): pass
+
+@pytest.fixture
+def store_server(): pass
+
+@pytest.mark.parametrize("case", "xyz")
+def test_servers(case, store_server): pass
 """
-SHORT = {"test_numbers[0]", "test_cases[a-1]"}
-WHOLE = SHORT | {"test_numbers[1]", "test_numbers[2]", "test_cases[b-2]", "test_cases[c-3]", "test_extended"}
-LEFT = "3 tests were left to CI, and long ones were shortened; all of them: LEASEHOLD_TEST_BUDGET=full ./dev test\n"
+SHORT = {"test_numbers[0]", "test_cases[a-1]", "test_servers[x]", "test_servers[y]"}
+OTHERS = {
+    "test_numbers[1]",
+    "test_numbers[2]",
+    "test_cases[b-2]",
+    "test_cases[c-3]",
+    "test_extended",
+    "test_servers[z]",
+}
+WHOLE = SHORT | OTHERS
+LEFT = "4 tests were left to CI, and long ones were shortened; all of them: LEASEHOLD_TEST_BUDGET=full ./dev test\n"
 
 
 def run(directory: Path, *arguments: str, **environment: str) -> tuple[set[str], str]:

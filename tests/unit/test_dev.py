@@ -157,6 +157,7 @@ def test_it(number):
 """
 
 
+@pytest.mark.extended
 def test_the_tests_of_a_group_run_on_one_worker(tmp_path: Path) -> None:
     """They share a stack, which is costly to start."""
     done = run_tests(tmp_path, IN_A_GROUP, "-n2")
@@ -180,6 +181,7 @@ def test_a_test_that_fails_alone_is_a_failure(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1].startswith("1 failed, 2 passed in ")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("argument", ["--no-rerun", "-n0"])
 def test_nothing_runs_again_that_was_not_to_or_ran_alone(tmp_path: Path, argument: str) -> None:
     done = run_tests(tmp_path, FAILS_ONCE, argument)

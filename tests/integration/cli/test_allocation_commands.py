@@ -58,6 +58,7 @@ async def test_allocations_are_printed_once_without_a_terminal(shell: Shell, eas
     assert await shell.json("allocations", "--tenant", "nobody") == []
 
 
+@pytest.mark.extended
 async def test_watch_refreshes_on_a_terminal(shell: Shell, environment: dict[str, str], east: Agent) -> None:
     terminal, theirs = pty.openpty()
     words = (sys.executable, "-m", "leasehold.cli", "allocations", "--watch")
@@ -115,6 +116,7 @@ async def test_shares_of_a_rate_are_printed(shell: Shell, with_demand: None) -> 
     assert "not yet" in await shell.output("rates", "--tenant", "acme", "--region", "eu-west")
 
 
+@pytest.mark.extended
 async def test_shares_of_slots_are_printed(shell: Shell, with_demand: None) -> None:
     heading, _, *regions = (await shell.output("slots")).splitlines()
     assert heading == "renders:tenant=acme 6 at once, for 60 s at most"
@@ -123,6 +125,7 @@ async def test_shares_of_slots_are_printed(shell: Shell, with_demand: None) -> N
     assert (shown["quota"], shown["limit"]) == ("renders:tenant=acme", 6)
 
 
+@pytest.mark.extended
 async def test_without_demand_the_safe_shares_are_printed(shell: Shell, world: World) -> None:
     await world.try_out(SHARED)
     for name in ("rates", "slots"):
@@ -155,6 +158,7 @@ async def test_a_move_prints_its_plan_asks_for_consent_and_is_followed(shell: Sh
     assert "done" in await shell.output("rebalance", "show", listed["id"])
 
 
+@pytest.mark.extended
 async def test_a_dry_run_changes_nothing_and_prints_what_is_impossible(shell: Shell, east: Agent, south: Agent) -> None:
     said = await shell.output(*MOVE, "90", "--dry-run")
     assert "cannot: 30 of exports:tenant=acme: us-east: The region does not hold them" in said
@@ -163,6 +167,7 @@ async def test_a_dry_run_changes_nothing_and_prints_what_is_impossible(shell: Sh
     assert "[spent]" in refused
 
 
+@pytest.mark.extended
 async def test_weigh_sets_settings_by_name(shell: Shell, east: Agent) -> None:
     await shell.output("rebalance", "weigh", EXPORTS, "ap-south.pin=20", "us-east.weight=3", "-y")
     assert "weight 3" in await shell.output("allocations")
@@ -172,6 +177,7 @@ async def test_weigh_sets_settings_by_name(shell: Shell, east: Agent) -> None:
     assert "write it as" in await shell.error("rebalance", "weigh", EXPORTS, "floor=101", "-y")
 
 
+@pytest.mark.extended
 async def test_a_region_is_drained_and_restored(shell: Shell, east: Agent) -> None:
     assert "recalls all that us-east holds: 60 units" in await shell.output(
         "rebalance", "drain", "us-east", "--dry-run"
@@ -186,6 +192,7 @@ async def test_a_region_is_drained_and_restored(shell: Shell, east: Agent) -> No
     assert "us-east" in await shell.output("region", "list")
 
 
+@pytest.mark.extended
 async def test_ctrl_c_ends_only_the_following(
     shell: Shell, world: World, environment: dict[str, str], east: Agent
 ) -> None:

@@ -16,6 +16,7 @@ from leasehold.cli.app import app
 from leasehold.local_stack.data_directory import SCOPES as LAUNCHERS_SCOPES
 from leasehold.local_stack.data_directory import write_private
 from migrations.revisions import known_revisions
+from tests.budget import cases
 from tests.conftest import Server, free_port
 
 UNKNOWN_ID = "6f1f6b8e-8a3f-4d53-9a53-6d1b8f1b7a11"
@@ -208,7 +209,9 @@ def test_an_old_database_must_be_migrated(postgres_server: Server) -> None:
     assert "leasehold migrate" in refused(leasehold("token", "list", LEASEHOLD_MIGRATE_DATABASE_URL=url))
 
 
-@pytest.mark.parametrize("command", ["", "up", "coordinator", "agent", "migrate", "token", "token create"])
+@pytest.mark.parametrize(
+    "command", cases(["", "token create", "up", "coordinator", "agent", "migrate", "token"], short=2)
+)
 def test_help_lists_the_commands(command: str) -> None:
     done = leasehold(*command.split(), "--help", COLUMNS="200")
     assert done.exit_code == 0

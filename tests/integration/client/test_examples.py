@@ -37,6 +37,7 @@ async def test_the_worker_works(world: World) -> None:
     assert done.stdout.decode().splitlines()[1:] == ["exported for acme", reported, "after waiting: allowed"]
 
 
+@pytest.mark.extended
 async def test_the_service_with_an_engine_works(world: World) -> None:
     settings = world.settings("us-east", return_on_stop=True)
     variables = {
@@ -61,6 +62,7 @@ def _text(value: Any) -> str:
     return str(value.get_secret_value() if hasattr(value, "get_secret_value") else value)
 
 
+@pytest.mark.extended
 async def test_the_public_api_limits_anonymous_callers_by_network(world: World) -> None:
     document = yaml.safe_load((ROOT / "examples" / "public_api.yaml").read_text())
     assert (await world.admin.put("/v1/limits", json=document)).is_success
@@ -95,6 +97,7 @@ async def test_the_public_api_limits_anonymous_callers_by_network(world: World) 
     ]
 
 
+@pytest.mark.extended
 async def test_a_paid_export_is_billed_once_and_by_its_real_size(world: World) -> None:
     script = (
         "from fastapi.testclient import TestClient\n"
@@ -157,6 +160,7 @@ async def test_a_service_of_each_framework_is_limited(world: World, service: str
     assert printed == ["200 healthy", "", '200 97 "limit-1" False', '429 0 "limit-1" True', "False True"]
 
 
+@pytest.mark.extended
 async def test_flask_answers_a_raised_denial(world: World) -> None:
     script = SERVICES["flask_service"] + (
         "from examples.flask_service import client\n"
@@ -170,6 +174,7 @@ async def test_flask_answers_a_raised_denial(world: World) -> None:
     assert printed == ["(200, 'reported\\n')", "429"]
 
 
+@pytest.mark.extended
 async def test_the_llm_gateway_limits_by_requests_and_tokens(world: World) -> None:
     quotas = [each for each in LIMITS["quotas"] if each["name"] in ("requests", "tokens")]
     few = {"limit": "3/hour, burst 30", "sharing": "regional"}  # ten in each region
@@ -190,6 +195,7 @@ async def test_the_llm_gateway_limits_by_requests_and_tokens(world: World) -> No
     assert printed == [f"{{'text': 'You said: say hello', 'tokens': 6}} {[200] * 9 + [429]}", "True"]
 
 
+@pytest.mark.extended
 async def test_the_log_in_page_locks_out_and_unlocks(world: World) -> None:
     """A region has five of the fifteen wrong passwords that all regions permit."""
     chosen = {

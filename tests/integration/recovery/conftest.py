@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.budget import cases
 from tests.integration.recovery.postgres import INSTALLATIONS, Installation
 
 
-@pytest.fixture(params=INSTALLATIONS)
+@pytest.fixture(params=cases(INSTALLATIONS, short=1))
 def installation(request: pytest.FixtureRequest, of_servers: Path, tmp_path: Path) -> Installation:
     directory = of_servers / f"{tmp_path.name}-{request.param}"
     directory.mkdir()

@@ -187,6 +187,7 @@ async def test_an_agent_without_an_epoch_is_not_ready(world: World) -> None:
         await becomes(agent, 503, "not_ready", "no_epoch", "no_policies", "no_blocks")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("options", [[], ["--workers", "2"]])
 async def test_from_sigterm_on_the_agent_is_not_ready_and_still_answers(
     world: World, tmp_path: Path, options: list[str]
@@ -210,6 +211,7 @@ async def test_from_sigterm_on_the_agent_is_not_ready_and_still_answers(
             assert await workers.process.wait() == 0
 
 
+@pytest.mark.extended
 async def test_the_listener_closes_when_the_lame_duck_period_is_over(world: World, tmp_path: Path) -> None:
     async with workers_running(world, tmp_path, lame_duck_ms=300) as workers:
         workers.process.send_signal(signal.SIGTERM)
@@ -221,6 +223,7 @@ async def test_the_listener_closes_when_the_lame_duck_period_is_over(world: Worl
         assert said["closes_in_ms"] == 300
 
 
+@pytest.mark.extended
 async def test_sigint_ends_the_agent_without_a_lame_duck_period(world: World, tmp_path: Path) -> None:
     async with workers_running(world, tmp_path, lame_duck_ms=60_000) as workers:
         workers.process.send_signal(signal.SIGINT)

@@ -93,6 +93,7 @@ async def test_many_parallel_repetitions_are_executed_once(
             assert answer.headers["Retry-After"] == "1"
 
 
+@pytest.mark.extended
 async def test_failed_responses_are_not_stored(admin_harness: AdminHarness, admin: httpx.AsyncClient) -> None:
     await admin_harness.owner.execute("ALTER TABLE limit_override RENAME TO set_aside")
     assert (await post(admin, "k1")).status_code == 500

@@ -46,6 +46,7 @@ def _answers(port: int) -> bool:
         return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.mark.extended
 async def test_a_bucket_has_archives_as_a_directory_does(closed_database: str, bucket: str) -> None:
     async with archivist_on(closed_database, bucket) as archivist:
         before = await answers(archivist, NOVEMBER)
@@ -71,6 +72,7 @@ async def verify_archive(location: str) -> tuple[int | None, str]:
     return process.returncode, printed.decode()
 
 
+@pytest.mark.extended
 async def test_a_bucket_that_does_not_answer_fails_the_archive(closed_database: str) -> None:
     nowhere = "s3://ledger/x?scheme=http&endpoint_override=127.0.0.1:9&region=us-east-1"
     async with archivist_on(closed_database, nowhere) as archivist:

@@ -91,6 +91,7 @@ async def test_a_crash_at_any_step_loses_nothing(archivist: Archivist, tmp_path:
     await is_intact(archivist)
 
 
+@pytest.mark.extended
 async def test_a_complete_attempt_is_not_written_again(archivist: Archivist, closed_database: str) -> None:
     """A verification holds the archives while it reads. The coordinator gives up, and the next one only removes."""
     rows = await booked(archivist)
@@ -106,6 +107,7 @@ async def test_a_complete_attempt_is_not_written_again(archivist: Archivist, clo
     assert archivist.store.get(f"{NOVEMBER}/1", "manifest.json") == manifest
 
 
+@pytest.mark.extended
 async def test_a_damaged_attempt_is_deleted_and_written_again(archivist: Archivist, closed_database: str) -> None:
     assert (await archivist.request(NOVEMBER)).status_code == 202
     async with connected(closed_database) as reader, reader.transaction():

@@ -272,6 +272,7 @@ async def test_the_resolution_is_approved_by_another_person_and_once(
     assert [row["action"] for row in deeds] == ["resolution.proposed"] * 2 + ["resolution.approved"]
 
 
+@pytest.mark.extended
 async def test_new_numbers_are_kept_ever_more_rarely_and_repeated_ones_always(
     agent_harness: AgentHarness, behind: Agent
 ) -> None:
@@ -364,6 +365,7 @@ async def forget_limits(agent_harness: AgentHarness, since: int) -> None:
         await agent_harness.owner.execute("UPDATE policy_version SET version = $1", since)
 
 
+@pytest.mark.extended
 async def test_a_running_coordinator_follows_a_document_whose_number_comes_again(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
@@ -390,6 +392,7 @@ async def test_a_running_coordinator_follows_a_document_whose_number_comes_again
     assert answer.headers["ETag"] != lost
 
 
+@pytest.mark.extended
 async def test_a_running_coordinator_follows_regions_whose_number_comes_again(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:

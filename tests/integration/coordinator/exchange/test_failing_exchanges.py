@@ -74,6 +74,7 @@ async def test_one_region_whose_exchange_fails_leaves_the_other_regions(
     assert (await agent_harness.pool())["outstanding"] == 15
 
 
+@pytest.mark.extended
 async def test_a_long_locked_row_delays_only_what_needs_it(agent_harness: AgentHarness, agent: Agent) -> None:
     """A period takes long to close while one region reports late for it, among many that do not."""
     others = [await agent_harness.agent(f"region-{number}") for number in range(4)]

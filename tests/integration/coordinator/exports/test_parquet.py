@@ -156,6 +156,7 @@ async def test_an_interrupted_export_is_restarted_by_another_coordinator_and_nev
     assert in_text.rows == finished.rows
 
 
+@pytest.mark.extended
 async def test_progress_is_reported_in_lines(large: tuple[Database, Export], other: Connection) -> None:
     one, _ = large
     export = await asked(other)
@@ -190,6 +191,7 @@ async def test_an_export_in_progress_can_be_cancelled(
     assert problem(await finance.post(f"/v1/exports/{uuid4()}:cancel")) == (404, [])
 
 
+@pytest.mark.extended
 async def test_a_cancelled_export_is_not_made(large: tuple[Database, Export], other: Connection) -> None:
     one, _ = large
     export, token = await asked(other), uuid4()
@@ -205,6 +207,7 @@ async def test_a_cancelled_export_is_not_made(large: tuple[Database, Export], ot
     assert await parts(other) == 0
 
 
+@pytest.mark.extended
 async def test_an_export_is_kept_for_a_week(large: tuple[Database, Export], other: Connection) -> None:
     one, _ = large
     export, clock = await asked(other), StandingClock()

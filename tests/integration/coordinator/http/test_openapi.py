@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from coordinator.access.issue_token import issue_token
 from coordinator.access.rules.scopes import SCOPES
 from coordinator.openapi import document
+from tests.budget import is_full
 from tests.integration.coordinator.admin_harness import AdminHarness
 from tests.integration.coordinator.fixtures import served
 from tests.integration.coordinator.usage.test_statements import region
@@ -57,6 +58,11 @@ async def test_calls_of_any_shape_are_answered_as_documented(admin_harness: Admi
     assert sorted(asked) == sorted(OPERATIONS)
 
 
+def _some(callers: list[Any]) -> list[Any]:
+    """Return whose calls have any shape: of all callers in a full run, of one in a short one. All are probed."""
+    return callers if is_full() else callers[:1]
+
+
 class Fuzz:
     def __init__(self, url: str, tokens: Mapping[str, str]) -> None:
         self._url, self._tokens = url, tokens
@@ -70,9 +76,9 @@ class Fuzz:
         name = f"{operation.method.upper()} {operation.path}"
         opens = [scope for scope in self._tokens if self._probe(operation, scope) not in CLOSED]
         assert opens == ADJUSTS if name in SHOWN_TO_WHO_ADJUSTS else self._is_one_scopes(opens), (name, opens)
-        for scope in opens if name not in WAITS else ():
+        for scope in _some(opens) if name not in WAITS else ():
             self._try(operation, scope, must_be_closed=False)
-        for other in self._others(opens):
+        for other in _some([*self._others(opens)]):
             self._try(operation, other, must_be_closed=True)
         return name
 

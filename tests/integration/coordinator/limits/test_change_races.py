@@ -249,6 +249,7 @@ def lowers_plan_of_other(scene: Scene) -> Step[Any]:
     return lambda c: put_subscription(c, Documents(), "other", "free", None, NOON)
 
 
+@pytest.mark.extended
 async def test_a_steady_catalogue_costs_an_exchange_no_statement(agent_harness: AgentHarness, agent: Agent) -> None:
     """Count four round trips besides BEGIN and COMMIT: lanes and catalogue; pools; leases and version; the writes."""
     seqs = Seqs(agent)
@@ -267,6 +268,7 @@ async def test_a_steady_catalogue_costs_an_exchange_no_statement(agent_harness: 
     ]
 
 
+@pytest.mark.extended
 async def test_a_rate_is_not_shared_by_a_replaced_limit(agent_harness: AgentHarness, agent: Agent) -> None:
     """The change comes after the share is locked, and before it is written."""
     await committed(agent_harness, lambda c: put_limits(c, document(), lambda _: True, None, NOON))
@@ -305,6 +307,7 @@ class _Before(Recorded):
         await super()._next(sql)
 
 
+@pytest.mark.extended
 async def test_an_override_deleted_meanwhile_grants_nothing(agent_harness: AgentHarness, agent: Agent) -> None:
     """The plan's limit is low and the override's high; the override is deleted just before the pool is locked."""
     seqs = Seqs(agent)

@@ -98,6 +98,7 @@ async def test_unused_units_carry_over_up_to_the_plans_amount(
     ]
 
 
+@pytest.mark.extended
 async def test_carry_over_of_all_units_and_of_a_percentage(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, region: Region
 ) -> None:
@@ -210,6 +211,7 @@ async def test_unused_credits_carry_over_too(
     await agrees(finance, DECEMBER)
 
 
+@pytest.mark.extended
 async def test_carry_over_never_exceeds_what_a_store_can_count(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient
 ) -> None:
@@ -221,6 +223,7 @@ async def test_carry_over_never_exceeds_what_a_store_can_count(
     await agrees(finance, DECEMBER)
 
 
+@pytest.mark.extended
 async def test_unused_units_of_a_central_quota_carry_over(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient
 ) -> None:
@@ -236,6 +239,7 @@ async def test_unused_units_of_a_central_quota_carry_over(
     await agrees(finance, DECEMBER)
 
 
+@pytest.mark.extended
 async def test_an_anniversary_of_another_zone_carries_over_into_the_next(
     admin_harness: AdminHarness, admin: httpx.AsyncClient, finance: httpx.AsyncClient
 ) -> None:
@@ -260,6 +264,7 @@ async def test_an_anniversary_of_another_zone_carries_over_into_the_next(
         await agrees(finance, period)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("units", "left"), [(600, 400), (1300, 0)])
 async def test_a_soft_cap_does_not_carry_over(
     admin_harness: AdminHarness,
@@ -291,6 +296,7 @@ async def test_units_in_suspense_do_not_carry_over(
     assert [each["units"] for each in (await close(admin_harness)).json()["carried_over"]] == [750]
 
 
+@pytest.mark.extended
 async def test_waiting_regions_are_signalled_about_carried_over_units(
     admin_harness: AdminHarness, region: Region, notices: asyncio.Queue[str]
 ) -> None:
@@ -302,6 +308,7 @@ async def test_waiting_regions_are_signalled_about_carried_over_units(
     assert ("grant", None) in await heard(admin_harness, notices)
 
 
+@pytest.mark.extended
 async def test_the_root_covers_carried_over_units(admin_harness: AdminHarness, region: Region) -> None:
     await use(region, 600)
     await close(admin_harness)

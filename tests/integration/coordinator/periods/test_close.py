@@ -201,6 +201,7 @@ async def test_suspense_is_resolved_or_carried(agent_harness: AgentHarness, agen
     await is_proven(agent_harness)
 
 
+@pytest.mark.extended
 async def test_carried_suspense_is_never_granted(agent_harness: AgentHarness, agent: Agent) -> None:
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
@@ -245,6 +246,7 @@ async def test_quarantine_and_open_proposals_block_a_close(agent_harness: AgentH
     assert (await pool(agent_harness, PERIOD))["consumed"] == 7
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("is_proposed_before", [False, True])
 async def test_a_quarantine_of_a_retired_epoch_can_be_resolved_and_blocks_no_close(
     agent_harness: AgentHarness, agent: Agent, *, is_proposed_before: bool
@@ -298,6 +300,7 @@ async def test_a_close_continues_by_itself(agent_harness: AgentHarness, agent: A
     assert await agent_harness.one("SELECT actor FROM audit WHERE action = 'period.closed'") == closer
 
 
+@pytest.mark.extended
 async def test_outstanding_units_are_recalled_repeatedly(agent_harness: AgentHarness, agent: Agent) -> None:
     """The region keeps its lease of the new month."""
     await use(agent_harness, agent)
@@ -327,6 +330,7 @@ async def recall(agent_harness: AgentHarness) -> int:
         return await recall_suspense(coordinator, agent_harness.clock.now())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("is_carried", [True, False])
 async def test_suspense_is_requested_from_its_region_until_it_reports(
     agent_harness: AgentHarness, agent: Agent, is_carried: bool
@@ -345,6 +349,7 @@ async def test_suspense_is_requested_from_its_region_until_it_reports(
     assert await recall(agent_harness) == 0
 
 
+@pytest.mark.extended
 async def test_suspense_of_an_ended_epoch_is_not_requested(agent_harness: AgentHarness, agent: Agent) -> None:
     """Its region reports it by itself, or cannot."""
     await use(agent_harness, agent)
@@ -437,6 +442,7 @@ async def test_verify_finds_changes_made_without_triggers(agent_harness: AgentHa
     assert (found.fault.kind, found.fault.period) == ("closed_period_changed", PERIOD)
 
 
+@pytest.mark.extended
 async def test_fencing_and_retiring_do_not_change_a_closed_period(agent_harness: AgentHarness, agent: Agent) -> None:
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
@@ -478,6 +484,7 @@ async def test_late_usage_drains_carried_suspense_and_the_rest_is_a_correction(
     )
 
 
+@pytest.mark.extended
 async def test_late_usage_replaces_an_estimate_and_then_a_write_off(agent_harness: AgentHarness, agent: Agent) -> None:
     """Check that billed is consumed + estimated - replaced: 7 + 2, then 8 more of which 2 replace the estimate."""
     await agent.say(1, demands=[want(waiting=13)])
@@ -513,6 +520,7 @@ async def test_late_returns_free_nothing(agent_harness: AgentHarness, agent: Age
     await is_proven(agent_harness)
 
 
+@pytest.mark.extended
 async def test_late_returns_of_an_epoch_with_data_loss_stay_in_suspense(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
@@ -526,6 +534,7 @@ async def test_late_returns_of_an_epoch_with_data_loss_stay_in_suspense(
     assert await pool(agent_harness, NEXT) == {"suspense_carried_in": 3, "suspense_carried": 2, "consumed": 1}
 
 
+@pytest.mark.extended
 async def test_evidence_of_loss_counts_in_a_closed_month_too(agent_harness: AgentHarness, agent: Agent) -> None:
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
@@ -563,6 +572,7 @@ async def test_reports_that_cannot_be_booked_are_kept_and_acknowledged(
     assert await agent_harness.one("SELECT sum(suspense_carried) FROM correction") == 3
 
 
+@pytest.mark.extended
 async def test_work_without_a_lease_in_a_closed_month_is_booked(agent_harness: AgentHarness, agent: Agent) -> None:
     """There was neither a pool nor a lease of it, and none is created."""
     await use(agent_harness, agent)
@@ -574,6 +584,7 @@ async def test_work_without_a_lease_in_a_closed_month_is_booked(agent_harness: A
     assert await agent_harness.one("SELECT count(*) FROM pool WHERE period = $1", PERIOD) == 1
 
 
+@pytest.mark.extended
 async def test_suspense_is_carried_on_when_the_next_month_closes(agent_harness: AgentHarness, agent: Agent) -> None:
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
@@ -591,6 +602,7 @@ async def test_suspense_is_carried_on_when_the_next_month_closes(agent_harness: 
     assert await word(agent_harness, "2027-01") == ("balanced", [])
 
 
+@pytest.mark.extended
 async def test_late_usage_is_booked_against_carry_over_until_that_month_closes(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
@@ -610,6 +622,7 @@ async def test_late_usage_is_booked_against_carry_over_until_that_month_closes(
     assert await word(agent_harness, "2027-01") == ("balanced", [])
 
 
+@pytest.mark.extended
 async def test_a_lane_resumes_after_the_ledger_lost_data_of_a_closed_month(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
@@ -632,6 +645,7 @@ async def test_a_lane_resumes_after_the_ledger_lost_data_of_a_closed_month(
     await is_proven(agent_harness)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("quota", "said"),
     list(itertools.product([EXPORTS, MAILS], [lease(granted=37), lease(granted=37, consumed=5)])),
@@ -695,6 +709,7 @@ async def carried(agent_harness: AgentHarness, agent: Agent) -> None:
     await close_at_last(agent_harness, carry_suspense=True)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("kind", "more", "estimated", "written_off"),
     [("write_off", {}, 0, 3), ("charge", {}, 3, 0), ("estimate", {"units": 2}, 2, 1)],
@@ -726,6 +741,7 @@ async def test_carried_suspense_is_resolved_in_its_new_period(
     await is_proven(agent_harness)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("evidence_first", [False, True])
 async def test_late_evidence_has_the_same_result_before_and_after_the_approval(
     agent_harness: AgentHarness, agent: Agent, carried: None, evidence_first: bool
@@ -778,6 +794,7 @@ async def test_invalid_late_resolutions_are_refused(
     assert (answer.status_code, answer.json().get("refusal")) == (status, refusal)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("said", "days", "left"),
     [
@@ -805,6 +822,7 @@ async def test_a_late_quarantine_ends_with_one_line_without_a_policy(
     await is_proven(agent_harness)
 
 
+@pytest.mark.extended
 async def test_a_late_quarantined_report_without_a_lease_is_resolved_too(
     agent_harness: AgentHarness, agent: Agent, carried: None
 ) -> None:
@@ -816,6 +834,7 @@ async def test_a_late_quarantined_report_without_a_lease_is_resolved_too(
     await is_proven(agent_harness)
 
 
+@pytest.mark.extended
 async def test_the_next_close_waits_for_open_resolutions_of_this_period(
     agent_harness: AgentHarness, agent: Agent, carried: None
 ) -> None:
@@ -875,6 +894,7 @@ async def test_a_close_during_reports(agent_harness: AgentHarness) -> None:
     await is_proven(agent_harness)
 
 
+@pytest.mark.extended
 async def test_a_close_during_a_close(agent_harness: AgentHarness, agent: Agent) -> None:
     await use(agent_harness, agent)
     await in_december(agent_harness, in_suspense=True)
@@ -893,6 +913,7 @@ async def test_a_close_during_a_close(agent_harness: AgentHarness, agent: Agent)
     assert await agent_harness.one("SELECT count(*) FROM audit WHERE action = 'period.closed'") == 1
 
 
+@pytest.mark.extended
 async def test_a_close_during_expiry_and_retirement(agent_harness: AgentHarness) -> None:
     """In any order nothing is lost, and nothing of November changes after its close."""
     agents = [await agent_harness.agent(f"r{number}") for number in range(8)]
@@ -919,6 +940,7 @@ async def test_a_close_during_expiry_and_retirement(agent_harness: AgentHarness)
     await is_proven(agent_harness)
 
 
+@pytest.mark.extended
 async def test_times_of_periods_have_a_zone_whatever_is_stored(agent_harness: AgentHarness) -> None:
     """A period of the year 1 could once be reported: the database stores its first moment as -infinity."""
     await agent_harness.owner.execute(
@@ -948,6 +970,7 @@ async def commit_late(agent_harness: AgentHarness, agent: Agent) -> None:
     await is_proven(agent_harness)
 
 
+@pytest.mark.extended
 async def test_a_close_names_open_holds_and_continues_without_them_after_an_hour(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:
@@ -968,6 +991,7 @@ async def test_a_close_names_open_holds_and_continues_without_them_after_an_hour
     await commit_late(agent_harness, agent)
 
 
+@pytest.mark.extended
 async def test_people_let_a_close_continue_without_open_holds(agent_harness: AgentHarness, agent: Agent) -> None:
     await hold_into_december(agent_harness, agent)
     asked = await closed(agent_harness)
@@ -983,6 +1007,7 @@ async def test_people_let_a_close_continue_without_open_holds(agent_harness: Age
     await commit_late(agent_harness, agent)
 
 
+@pytest.mark.extended
 async def test_a_hold_that_is_released_after_the_close_frees_nothing(agent_harness: AgentHarness, agent: Agent) -> None:
     await hold_into_december(agent_harness, agent)
     await close_at_last(agent_harness, holds="leave")
@@ -991,6 +1016,7 @@ async def test_a_hold_that_is_released_after_the_close_frees_nothing(agent_harne
     await is_proven(agent_harness)
 
 
+@pytest.mark.extended
 async def test_a_hold_without_a_report_since_the_end_of_the_period_is_not_shown(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:

@@ -18,7 +18,7 @@ from regional_agent.store import keys
 from tests.integration.regional_agent.world import Agent, World
 from tests.waiting import attempts, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.extended]
 
 PAGE = Path(__file__).parents[4] / "docs" / "comparison.md"
 SUBJECT = {"tenant": "acme", "route": "/v1/x", "method": "GET"}

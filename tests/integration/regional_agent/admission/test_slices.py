@@ -128,6 +128,7 @@ async def test_exactly_the_limit_of_parallel_checks_passes_with_few_calls(doors:
     assert doors.agent.region.breaker.calls - before < 400
 
 
+@pytest.mark.extended
 async def test_slices_can_be_disabled_for_a_quota(doors: Doors, world: World) -> None:
     before = doors.agent.region.admission.policies
     assert (await world.admin.put("/v1/limits", json=document(slices=False))).is_success
@@ -136,6 +137,7 @@ async def test_slices_can_be_disabled_for_a_quota(doors: Doors, world: World) ->
     assert doors.agent.region.slices.taken == 0
 
 
+@pytest.mark.extended
 async def test_slices_of_older_limits_are_not_used_under_newer_ones(doors: Doors, world: World) -> None:
     """The key stays hot, so its old slice would last as long as it is used, and be refilled."""
     region, narrow = doors.agent.region, 10
@@ -175,6 +177,7 @@ async def test_slices_are_returned_at_shutdown(world: World) -> None:
     assert whole.status_code == 200, "all of it is there again"
 
 
+@pytest.mark.extended
 async def test_a_client_that_hangs_up_takes_no_slice_with_it(doors: Doors) -> None:
     """The request of this client fetches a slice, which arrives all the same, and later ones do not fetch for ever."""
     gone = [asyncio.create_task(doors.agent.check(HOT)) for _ in range(30)]
@@ -186,6 +189,7 @@ async def test_a_client_that_hangs_up_takes_no_slice_with_it(doors: Doors) -> No
     assert doors.agent.region.slices.taken <= doors.agent.region.breaker.calls < 330
 
 
+@pytest.mark.extended
 async def test_hot_keys_are_listed_with_their_slices(doors: Doors) -> None:
     ask = over_http(doors.fast)
     for _ in range(8):

@@ -177,6 +177,7 @@ async def test_the_answers_are_those_of_a_single_store(limited: World, agent: Ag
     assert {told(await agent.check(subject(route)))[0] for route in routes} == {429}
 
 
+@pytest.mark.extended
 async def test_labels_are_counted_in_the_cells_of_their_keys(limited: World, agent: Agent) -> None:
     keys = {model: f"bucket:labels.model={model}" for model in ("large", "small")}
     assert len({cell_of("team:tenant=acme"), *map(cell_of, keys.values())}) > 1
@@ -237,6 +238,7 @@ class RateLimitCall:
         self.response.set_exception(error)
 
 
+@pytest.mark.extended
 async def test_descriptors_in_several_cells_are_admitted_together_or_not_at_all(limited: World, agent: Agent) -> None:
     await has_all(agent, SUBJECT)
     team, key = {"path": "/team", "tenant": "acme"}, {"path": "/key", "api_key": "k-1"}
@@ -304,6 +306,7 @@ async def dies_before_the_last_cell_spends(agent: Agent) -> Cell:
     return last
 
 
+@pytest.mark.extended
 async def test_an_operation_of_a_dead_agent_can_be_repeated_after_its_hold_expired(
     limited: World, agent: Agent
 ) -> None:
@@ -319,6 +322,7 @@ async def test_an_operation_of_a_dead_agent_can_be_repeated_after_its_hold_expir
     assert await booked(limited, agent) == {"team": 5, "person": 5, "key": 5}
 
 
+@pytest.mark.extended
 async def test_a_cell_that_lost_an_operation_is_charged_again(limited: World, agent: Agent) -> None:
     """A missing record is no proof that it was spent."""
     await ready(agent, subject("/all"), units=40)
@@ -332,6 +336,7 @@ async def test_a_cell_that_lost_an_operation_is_charged_again(limited: World, ag
     assert await booked(limited, agent) == {"team": 5, "person": 5, "key": 5}
 
 
+@pytest.mark.extended
 async def test_an_operation_whose_record_vanishes_after_reading_is_charged_everywhere(
     limited: World, agent: Agent
 ) -> None:
@@ -356,6 +361,7 @@ async def names_of(cell: Cell) -> list[bytes]:
     return [name for name in await cell.store.call("KEYS", "*") if b"{%d}" % (cell.number or 0) in name]
 
 
+@pytest.mark.extended
 async def test_holds_of_a_dead_agent_are_freed(limited: World, agent: Agent) -> None:
     await ready(agent, subject("/all"), units=40)
     cells = [agent.whole.cells[number] for number in cells_of(SUBJECT)]
@@ -377,6 +383,7 @@ async def test_holds_of_a_dead_agent_are_freed(limited: World, agent: Agent) -> 
     assert await booked(limited, agent) == {"team": 40, "person": 40, "key": 40}
 
 
+@pytest.mark.extended
 async def test_a_flood_denied_by_one_policy_uses_no_window_of_another(agent: Agent) -> None:
     """A window could not take the units back."""
     bob = await agent.check(subject("/rates", user="bob"), cost=8)
@@ -386,6 +393,7 @@ async def test_a_flood_denied_by_one_policy_uses_no_window_of_another(agent: Age
         assert told(denied)[3] == [("fast", False, 30, 2), ("steady", True, 25, 8)]
 
 
+@pytest.mark.extended
 async def test_a_hold_over_cells_reserves_and_commits_by_quota(world: World, agent: Agent) -> None:
     own = next(
         each
@@ -406,6 +414,7 @@ async def test_a_hold_over_cells_reserves_and_commits_by_quota(world: World, age
     assert await booked(world, agent) == {"team": 1, "person": 4, "key": 5}
 
 
+@pytest.mark.extended
 async def test_a_refund_over_cells_is_given_once_and_a_reset_reaches_its_cell(world: World, agent: Agent) -> None:
     assert told(await agent.check(subject("/rates"), cost=5))[3] == [("fast", True, 30, 5), ("steady", True, 25, 3)]
     for _ in range(2):
@@ -427,6 +436,7 @@ class IgnoredVerdict:
         assert isinstance(verdict, Verdict)
 
 
+@pytest.mark.extended
 async def test_a_check_denied_between_peek_and_hold_returns_units_to_the_bucket(agent: Agent) -> None:
     """Another request spends the window after the peek, and before the hold."""
     peek = (await agent.check(subject("/rates"), mode="peek")).json()
@@ -474,6 +484,7 @@ async def test_a_hold_over_several_cells_is_one_hold(limited: World, agent: Agen
     assert await booked(limited, agent) == {"team": 9, "person": 9, "key": 9}
 
 
+@pytest.mark.extended
 async def test_a_slot_in_another_cell_comes_back_with_its_hold(agent: Agent) -> None:
     await ready(agent, subject("/all"), units=40)
     bodies = [
@@ -488,6 +499,7 @@ async def test_a_slot_in_another_cell_comes_back_with_its_hold(agent: Agent) -> 
     assert (await agent.http.post("/v1/holds", json=bodies[-1])).status_code == 201
 
 
+@pytest.mark.extended
 async def test_an_adjustment_is_booked_in_all_cells_whatever_is_left_as_in_a_single_store(
     limited: World, agent: Agent
 ) -> None:
@@ -522,6 +534,7 @@ async def test_an_adjustment_that_one_cell_cannot_book_is_booked_in_none(limited
     assert told(await agent.check(subject("/counted")))[:2] == (429, "counted")
 
 
+@pytest.mark.extended
 async def test_an_adjustment_of_a_dead_agent_continues_where_it_stopped(
     limited: World, agent: Agent, nodes: Nodes
 ) -> None:
@@ -567,6 +580,7 @@ async def test_each_cell_is_called_three_times_and_once_to_be_denied(agent: Agen
         assert told["told"] == spent
 
 
+@pytest.mark.extended
 async def test_metrics_count_each_policy_once(agent: Agent) -> None:
     await ready(agent, subject("/all"), units=40)
     before = agent.region.metrics.checks.counts["allowed"]["person", ""]
@@ -667,6 +681,7 @@ async def answered(agent: Agent) -> int:
     raise AssertionError("the coordinator never answers")
 
 
+@pytest.mark.extended
 async def test_central_quotas_in_several_cells_are_spent_to_the_scarcest_limit(world: World, nodes: Nodes) -> None:
     """One region's three quotas lie in three cells, another's in one store; no region keeps unspent units."""
     assert len(set(cells_of(SUBJECT))) == len(ALLOWANCES)

@@ -106,6 +106,7 @@ async def test_a_moved_slot_begins_another_incarnation_of_its_cell_only(
         nodes.move(5, target, source)
 
 
+@pytest.mark.extended
 async def test_a_redirection_is_enough_to_reload_the_slot_map(world: World, agent: Agent, nodes: Nodes) -> None:
     """A node replies MOVED, and the slot map was not reloaded since."""
     cluster, source = agent.whole.store, nodes.of_cell(5)
@@ -264,6 +265,7 @@ async def test_of_200_clients_at_once_exactly_the_limit_passes(
 # --- exchanges -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 async def test_a_shutdown_returns_the_units_of_every_cell_if_configured(world: World, nodes: Nodes) -> None:
     async with running(world.settings("us-east", store_url=nodes.url, return_on_stop=True)) as agent:
         await agent.ready()
@@ -275,6 +277,7 @@ async def test_a_shutdown_returns_the_units_of_every_cell_if_configured(world: W
         assert (quota["consumed"], quota["outstanding"], quota["unallocated"]) == (cell, 0, 100 - cell)
 
 
+@pytest.mark.extended
 async def test_idle_units_of_a_cell_are_recalled_for_requests_elsewhere(world: World, agent: Agent) -> None:
     asker, tenant = await world.agent("eu-west"), tenant_in(9)
     await until_it_answers(agent, export(tenant), 200, mode="peek", cost=90)
@@ -286,6 +289,7 @@ async def test_idle_units_of_a_cell_are_recalled_for_requests_elsewhere(world: W
 # --- errors of a Cluster ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 async def test_a_migrating_slot_fails_by_its_modes_until_it_has_arrived(
     world: World, agent: Agent, nodes: Nodes
 ) -> None:

@@ -75,6 +75,7 @@ async def command(world: World, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.extended
 async def test_admissions_are_logged_as_the_document_says(world: World) -> None:
     await log_all(world)
     agent = await world.agent()
@@ -117,6 +118,7 @@ async def test_denials_wait_while_the_coordinator_is_away_and_are_stored_once(wo
     await until(lambda: agent.whole.recorder.take(1) == [])
 
 
+@pytest.mark.extended
 async def test_what_does_not_fit_is_counted_and_the_answer_tells(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "MAX_DECISIONS", 1)
     world.weather.swallows_requests = False

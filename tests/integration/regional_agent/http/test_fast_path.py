@@ -307,6 +307,7 @@ async def test_pipelined_requests_are_answered_in_order_on_either_path(raw: Raw)
     assert [left(answers[place]) for place in (0, 2, 3, 5)] == [9, 8, 7, 6]
 
 
+@pytest.mark.extended
 async def test_a_thousand_pipelined_requests_are_a_loop_and_not_a_recursion(raw: Raw) -> None:
     nowhere = {"subject": {"route": "/v1/nowhere"}}  # matches no policy, so it is answered at once
     sending = asyncio.create_task(raw.send(request(nowhere) * 3_000))
@@ -346,6 +347,7 @@ async def test_a_client_that_hangs_up_affects_no_other(doors: Doors, world: Worl
         assert left(await stays.answer()) == 9
 
 
+@pytest.mark.extended
 async def test_answers_to_a_client_that_does_not_read_are_bounded(doors: Doors) -> None:
     """Its further requests wait too, because the pending answers are bounded."""
     nowhere = request({"subject": {"route": "/v1/nowhere"}})
@@ -397,6 +399,7 @@ async def test_a_stopping_server_answers_requests_in_progress(world: World) -> N
         await stopping
 
 
+@pytest.mark.extended
 async def test_heads_of_different_traces_are_one_cached_head(doors: Doors) -> None:
     for number in range(5):
         traceparent = f"00-{number + 1:032x}-{number + 1:016x}-00"

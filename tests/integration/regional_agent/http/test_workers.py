@@ -205,6 +205,7 @@ async def test_workers_share_a_cluster_and_a_killed_one_loses_nothing(world: Wor
         assert [state for _, state, _ in await world.epochs()] == ["current"] * CELLS, "opened once, for both"
 
 
+@pytest.mark.extended
 async def test_sigterm_reaches_all_and_waits_until_all_is_booked(world: World, tmp_path: Path) -> None:
     """No worker reports before its last exchange, which books everything."""
     async with running(world, tmp_path, workers=2, report_interval_ms=60_000) as workers:

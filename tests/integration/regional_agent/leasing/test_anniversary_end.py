@@ -75,6 +75,7 @@ async def admitted(agents: list[Agent], units: int) -> None:
     assert left <= 0
 
 
+@pytest.mark.extended
 async def test_each_period_has_exactly_its_limit_and_its_statement(world: World, database: str) -> None:
     await limit(world)
     clock, hub = MovableClock(), SignalHub()

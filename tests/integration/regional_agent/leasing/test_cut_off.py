@@ -94,6 +94,7 @@ async def test_a_partitioned_region_spends_its_part_of_the_overdraft(world: Worl
     assert sum(each["overdrawn"] for each in quota["regions"]) == part
 
 
+@pytest.mark.extended
 async def test_a_partitioned_region_spends_its_lease_and_then_denies(world: World) -> None:
     quotas = [{"name": "prints", "kind": "allowance", "limit": LIMIT, "period": "month"}]
     policies = [{"name": "print", "match": {"route": "/v1/prints"}, "by": ["tenant"], "quota": "prints"}]

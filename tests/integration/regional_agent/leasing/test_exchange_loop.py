@@ -69,6 +69,7 @@ async def test_a_lost_reply_loses_nothing_and_books_nothing_twice(world: World) 
     assert (await world.quota())["consumed"] == 100
 
 
+@pytest.mark.extended
 async def test_a_missing_reply_does_not_delay_waiting_requests(world: World) -> None:
     hangs = asyncio.Event()
 
@@ -102,6 +103,7 @@ async def test_a_shutdown_reports_usage_and_keeps_the_rest(world: World) -> None
     assert (await world.quota())["outstanding"] == 39
 
 
+@pytest.mark.extended
 async def test_a_shutdown_returns_the_rest_if_configured(world: World) -> None:
     async with running(world.settings("us-east", return_on_stop=True)) as agent:
         await agent.ready()
@@ -127,6 +129,7 @@ async def test_the_next_agent_of_a_region_continues_where_the_last_one_stopped(w
     await eventually(world.usage, 50)
 
 
+@pytest.mark.extended
 async def test_denied_requests_are_admitted_soon_after_a_raised_limit(world: World) -> None:
     agent = await world.agent()
     await agent.check(cost=100)
@@ -141,6 +144,7 @@ async def test_denied_requests_are_admitted_soon_after_a_raised_limit(world: Wor
     await eventually(world.usage, 150)
 
 
+@pytest.mark.extended
 async def test_the_last_known_policies_outlive_the_coordinator(world: World, tmp_path: Path) -> None:
     first = await world.agent(state_dir=tmp_path)
     await first.check(cost=10)
@@ -196,6 +200,7 @@ async def test_without_its_store_each_policy_follows_its_failure_mode_and_recove
         stop(process)
 
 
+@pytest.mark.extended
 async def test_a_recall_that_was_missed_as_a_signal_is_in_the_next_reply(world: World) -> None:
     world.weather.swallows_replies_to = {"/signals"}
     holder, asker = await world.agent("us-east"), await world.agent("eu-west")
@@ -329,6 +334,7 @@ async def test_a_retired_epoch_is_left_and_its_reports_are_acknowledged(world: W
     assert agent.region.exchange_loop.stopped_lanes == {}
 
 
+@pytest.mark.extended
 async def test_a_store_that_may_evict_is_not_ready(world: World) -> None:
     async with running(world.settings("ap-south")) as other:
         await other.ready()

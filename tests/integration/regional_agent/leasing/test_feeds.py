@@ -47,6 +47,7 @@ async def is_blocked(agent: Agent, subject: dict[str, str]) -> bool:
     return answer.status_code == 429 and answer.json()["type"] == "/problems/blocked"
 
 
+@pytest.mark.extended
 async def test_an_agent_lets_its_polls_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[int]()
 
@@ -127,6 +128,7 @@ def _version_in_force(agent: Agent) -> int:
     return policies.version if policies else 0
 
 
+@pytest.mark.extended
 async def test_announced_overrides_begin_and_end_in_a_partitioned_region(world: World) -> None:
     agent = await world.agent()
     await made(
@@ -176,6 +178,7 @@ async def test_an_unreadable_file_is_ignored(world: World, tmp_path: Path) -> No
     assert (await agent.check()).status_code == 200
 
 
+@pytest.mark.extended
 async def test_a_stuck_poll_is_repeated_when_a_reply_names_a_version(world: World) -> None:
     """The notice was lost on its way to the coordinator of the poll."""
     agent = await world.agent()
@@ -219,6 +222,7 @@ async def test_an_agent_follows_blocks_whose_number_comes_again(world: World) ->
     await comes_true(lambda: is_blocked(agent, EXPORT | {"tenant": "another"}))
 
 
+@pytest.mark.extended
 async def test_an_agent_follows_policies_whose_number_comes_again(world: World) -> None:
     agent = await world.agent()
     await made(world, "/v1/overrides", quota="api", subject={"tenant": "acme"}, limit="3/hour, burst 90")

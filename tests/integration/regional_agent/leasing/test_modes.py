@@ -83,6 +83,7 @@ async def test_each_region_has_its_own_limit_and_no_other_region_s(world: World)
     assert (await world.quota(PRINTS))["consumed"] == 3 * LIMIT
 
 
+@pytest.mark.extended
 async def test_remaining_units_are_those_of_the_regions_own_limit(world: World) -> None:
     await world.try_out(in_mode("regional"))
     east, south = await world.agent("us-east"), await world.agent("ap-south")
@@ -91,6 +92,7 @@ async def test_remaining_units_are_those_of_the_regions_own_limit(world: World) 
     assert (answer["limit"], answer["remaining"]) == (LIMIT, LIMIT - 2)
 
 
+@pytest.mark.extended
 async def test_funding_follows_the_regions_that_take_part(world: World) -> None:
     await world.try_out(in_mode("regional"))
     east, south = await world.agent("us-east"), await world.agent("ap-south")
@@ -138,6 +140,7 @@ async def test_nothing_is_moved_where_each_region_has_its_own(world: World) -> N
         assert "each region has a limit of its own" in fault["reason"]
 
 
+@pytest.mark.extended
 async def test_a_ceiling_lowers_one_region_s_own_limit(world: World) -> None:
     await world.try_out(in_mode("regional"))
     east, south = await world.agent("us-east"), await world.agent("ap-south")
@@ -176,6 +179,7 @@ async def test_two_regions_spend_a_central_quota_to_the_last_unit(world: World) 
     await until_books(world, outstanding=0, unallocated=0, consumed=41)
 
 
+@pytest.mark.extended
 async def test_a_region_holds_nothing_that_no_request_waits_for(world: World) -> None:
     await world.try_out(in_mode("central", limit=1000))
     east = await world.agent("us-east")
@@ -195,6 +199,7 @@ async def test_concurrent_requests_share_a_call(world: World) -> None:
     assert counted.exchanges <= 10
 
 
+@pytest.mark.extended
 async def test_a_denied_large_request_leaves_units_to_smaller_ones(world: World) -> None:
     await world.try_out(in_mode("central", limit=10))
     east, south = await world.agent("us-east"), await world.agent("ap-south")
@@ -204,6 +209,7 @@ async def test_a_denied_large_request_leaves_units_to_smaller_ones(world: World)
     await until_books(world, consumed=10, outstanding=0)
 
 
+@pytest.mark.extended
 async def test_a_central_denial_is_not_cached(world: World) -> None:
     await world.try_out(in_mode("central", limit=10))
     east, south = await world.agent("us-east"), await world.agent("ap-south")
@@ -229,6 +235,7 @@ async def test_a_partitioned_region_denies_at_once_and_admits_nothing(world: Wor
     await until_books(world, consumed=3, outstanding=0)
 
 
+@pytest.mark.extended
 async def test_units_granted_for_an_expired_wait_return_at_once(world: World) -> None:
     """The reply comes later than the request would wait."""
     await world.try_out(in_mode("central", limit=1000, wait="150ms"))
@@ -246,6 +253,7 @@ async def test_units_granted_for_an_expired_wait_return_at_once(world: World) ->
     await until_books(world, outstanding=0, consumed=1)
 
 
+@pytest.mark.extended
 async def test_unused_units_of_a_hold_return_at_once(world: World) -> None:
     await world.try_out(in_mode("central"))
     east, south = await world.agent("us-east", report_interval_ms=60_000), await world.agent("ap-south")
@@ -258,6 +266,7 @@ async def test_unused_units_of_a_hold_return_at_once(world: World) -> None:
     assert await asked(south, cost=LIMIT - 4) == 200
 
 
+@pytest.mark.extended
 async def test_an_operation_is_charged_once_and_batches_and_peeks_are_decided_alike(world: World) -> None:
     await world.try_out(in_mode("central"))
     east = await world.agent("us-east")
@@ -272,6 +281,7 @@ async def test_an_operation_is_charged_once_and_batches_and_peeks_are_decided_al
     await until_books(world, consumed=LIMIT + 2, overage=2, outstanding=0)
 
 
+@pytest.mark.extended
 async def test_several_agents_of_a_region_share_a_central_quota(world: World) -> None:
     await world.try_out(in_mode("central", limit=60))
     one, other = await world.agent("us-east", name="one"), await world.agent("us-east", name="other")

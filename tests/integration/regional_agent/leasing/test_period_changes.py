@@ -137,6 +137,7 @@ async def test_a_period_that_began_earlier_is_spent_at_once_in_all_regions(world
     await eventually(partial(units, world, "suspense"), 0)
 
 
+@pytest.mark.extended
 async def test_a_period_is_changed_back_after_the_other_one_was_spent(world: World) -> None:
     """Each period's totals are kept while another is in force."""
     await apply(world, "month")

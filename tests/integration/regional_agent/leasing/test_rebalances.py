@@ -79,6 +79,7 @@ async def test_units_are_moved_under_load_without_denials(wide: World) -> None:
     assert quota["overage"] == 0
 
 
+@pytest.mark.extended
 async def test_a_partitioned_source_returns_units_when_it_is_back(wide: World) -> None:
     east, south = await wide.agent("us-east"), await wide.agent("ap-south")
     await east.lease(600)
@@ -100,6 +101,7 @@ async def _ask_at(url: str, method: str, path: str, headers: dict[str, str], bod
         return found
 
 
+@pytest.mark.extended
 async def test_a_region_is_drained_under_load_and_others_serve(wide: World) -> None:
     east, south = await wide.agent("us-east"), await wide.agent("ap-south")
     await east.lease(600)
@@ -120,6 +122,7 @@ async def test_a_region_is_drained_under_load_and_others_serve(wide: World) -> N
     assert (await south.check()).status_code == 429
 
 
+@pytest.mark.extended
 async def test_a_coordinator_dies_in_the_middle_and_another_goes_on(wide: World, database: str) -> None:
     """A running rebalance is stored in the ledger only."""
     async with another_coordinator(database) as url, running(wide.settings("us-east", coordinator_url=url)) as east:

@@ -156,6 +156,7 @@ async def test_a_batch_that_is_refused_stops_its_lane_and_no_other(world: World,
     await until(lambda: agent.region.exchange_loop.stopped_lanes == {})
 
 
+@pytest.mark.extended
 async def test_a_briefly_refused_exchange_is_resent_and_the_others_are_booked(world: World) -> None:
     agent = await world.agent()
     _, lane = await spent_and_booked(agent, world)
@@ -181,6 +182,7 @@ async def test_a_briefly_refused_exchange_is_resent_and_the_others_are_booked(wo
     assert agent.region.exchange_loop.stopped_lanes == {}
 
 
+@pytest.mark.extended
 async def test_an_agent_that_did_not_send_the_batch_learns_that_its_lane_continues(world: World) -> None:
     """Lane state is the region's: another agent's batch was accepted, so the lane has not stopped any more."""
     agents = [await world.agent(name=f"agent-{number}") for number in range(2)]
@@ -201,6 +203,7 @@ async def test_an_agent_that_did_not_send_the_batch_learns_that_its_lane_continu
     assert (await other.check(cost=1)).status_code == 200
 
 
+@pytest.mark.extended
 async def test_a_share_that_refuses_its_call_is_set_aside_and_the_others_accepted(world: World) -> None:
     document: dict[str, list[dict[str, Any]]] = {
         "quotas": [{"name": "pages", "kind": "rate", "limit": "90/second, burst 90", "sharing": "adaptive"}],

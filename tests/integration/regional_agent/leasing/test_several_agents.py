@@ -90,6 +90,7 @@ async def test_two_agents_forget_an_older_epoch_only_once_all_of_it_is_acknowled
     assert await world.usage() == 7
 
 
+@pytest.mark.extended
 async def test_a_refill_is_requested_ahead_once_for_all_agents_without_waits(world: World, database: str) -> None:
     """Under steady load there is about one exchange for each grant, however many requests it serves."""
     quotas = [DOCUMENT["quotas"][0] | {"limit": 1_000_000}, *DOCUMENT["quotas"][1:]]

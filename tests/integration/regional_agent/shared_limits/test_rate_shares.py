@@ -174,6 +174,7 @@ async def test_a_partitioned_region_has_no_more_than_its_safe_share(world: World
     await until_rate(one.agent, lambda rate: rate > 2 * SAFE)
 
 
+@pytest.mark.extended
 async def test_a_quiet_key_costs_no_message(world: World, asking: list[Asking]) -> None:
     await in_force_everywhere(world, asking, "adaptive", "300/second, burst 60")
     for _ in range(10):
@@ -183,6 +184,7 @@ async def test_a_quiet_key_costs_no_message(world: World, asking: list[Asking]) 
     assert (await in_force(asking[0].agent)) == (0, 10 * SAFE)
 
 
+@pytest.mark.extended
 async def test_a_slow_rate_with_units_in_its_bucket_costs_no_message(world: World, asking: list[Asking]) -> None:
     await in_force_everywhere(world, asking, "adaptive", "1/minute, burst 600")
     for _ in range(5):
@@ -193,6 +195,7 @@ async def test_a_slow_rate_with_units_in_its_bucket_costs_no_message(world: Worl
     await until(lambda: any(limit.share.is_contended for limit in asking[0].agent.region.share_loop.reported_limits()))
 
 
+@pytest.mark.extended
 async def test_status_shows_shared_rates(world: World, asking: list[Asking]) -> None:
     await in_force_everywhere(world, asking, "adaptive")
     asking[0].per_turn = 5

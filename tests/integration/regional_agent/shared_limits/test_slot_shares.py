@@ -78,6 +78,7 @@ async def test_one_region_gets_all_slots_that_no_other_uses(world: World, agents
     assert sum(slots["in_use"] for found in in_use for slots in found) == LIMIT
 
 
+@pytest.mark.extended
 async def test_a_partitioned_region_has_its_base_share(world: World, agents: list[Agent]) -> None:
     await limit(world, agents)
     world.weather.swallows_requests = True
@@ -85,6 +86,7 @@ async def test_a_partitioned_region_has_its_base_share(world: World, agents: lis
     world.weather.swallows_requests = False
 
 
+@pytest.mark.extended
 async def test_status_shows_how_slots_are_shared(world: World, agents: list[Agent]) -> None:
     await limit(world, agents)
     held = await taken(agents[0])
@@ -94,6 +96,7 @@ async def test_status_shows_how_slots_are_shared(world: World, agents: list[Agen
     assert shown["share"] > SAFE
 
 
+@pytest.mark.extended
 async def test_quiet_slots_cost_no_message(world: World, agents: list[Agent]) -> None:
     await limit(world, agents, limit=30)
     for _ in range(5):

@@ -69,6 +69,7 @@ async def test_any_other_store_gets_a_new_epoch(world: World, tmp_path: Path, fi
     assert [(state, lost) for _, state, lost in epochs] == [("fenced", True), ("current", False)]
 
 
+@pytest.mark.extended
 async def test_a_replica_or_other_settings_end_the_exemption(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +116,7 @@ async def test_a_store_that_crashes_unflushed_has_admitted_nothing_it_forgets(wo
     assert admitted <= 100
 
 
+@pytest.mark.extended
 async def test_a_backup_in_place_of_the_data_gets_a_new_epoch(world: World, tmp_path: Path) -> None:
     """Its exchanges are behind those in the ledger."""
     port = free_port()
@@ -133,6 +135,7 @@ async def test_a_backup_in_place_of_the_data_gets_a_new_epoch(world: World, tmp_
     assert [lost for _, _, lost in await world.epochs()] == [True, False]
 
 
+@pytest.mark.extended
 async def test_an_epoch_replaced_by_another_store_returns_its_rest(world: World, tmp_path: Path) -> None:
     """The address led to another store for a while.
 

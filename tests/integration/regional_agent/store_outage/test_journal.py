@@ -163,6 +163,7 @@ async def test_units_admitted_during_an_outage_cannot_be_spent_again(
     assert sum(answer.status_code == 200 for answer in answers) <= 100 - (1 + asked + 40)
 
 
+@pytest.mark.extended
 async def test_units_spent_while_a_journal_is_booked_do_not_reduce_its_part(
     world: World, its_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +189,7 @@ async def test_units_spent_while_a_journal_is_booked_do_not_reduce_its_part(
     assert returned[0] == 40
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("workers", [1, 3])
 async def test_local_admissions_are_a_fraction_of_the_rest_of_the_lease(
     world: World, its_store: Store, tmp_path: Path, workers: int
@@ -251,6 +253,7 @@ async def test_without_a_journal_an_allowance_fails_closed(world: World, its_sto
     await until_allowed(agent.http, OPEN)
 
 
+@pytest.mark.extended
 async def test_a_journal_on_a_full_disk_admits_nothing_and_reports_why(
     world: World, its_store: Store, tmp_path: Path
 ) -> None:
@@ -272,6 +275,7 @@ async def test_a_journal_on_a_full_disk_admits_nothing_and_reports_why(
         await world.agents.aclose()
 
 
+@pytest.mark.extended
 async def test_an_operation_admitted_during_an_outage_is_charged_once(
     world: World, its_store: Store, tmp_path: Path
 ) -> None:

@@ -56,6 +56,7 @@ class Load:
         return bytes(reports.SerializeToString())
 
 
+@pytest.mark.extended
 async def test_a_steady_proxy_is_sent_less_than_a_message_a_second(
     world: World, record_property: Callable[[str, object], None]
 ) -> None:

@@ -33,6 +33,7 @@ async def statuses(client: httpx.AsyncClient, times: int, path: str = "/v1/searc
     return [(await client.get(path, headers=headers)).status_code for _ in range(times)]
 
 
+@pytest.mark.extended
 async def test_limits_are_held_and_agents_come_and_go(world: World, tmp_path: Path) -> None:
     (await world.admin.put("/v1/limits", json=limits())).raise_for_status()
     envoy = Envoy(tmp_path)
