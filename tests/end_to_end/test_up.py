@@ -178,6 +178,7 @@ def test_data_of_another_version_is_refused(tmp_path: Path) -> None:
     assert "holds the data of another version of Leasehold" in fails("--data", str(tmp_path))
 
 
+@pytest.mark.extended
 def test_data_of_another_postgres_is_refused(tmp_path: Path) -> None:
     (tmp_path / "format").write_text("leasehold local stack, format 2\n")
     (tmp_path / "secrets.json").write_text(
@@ -215,6 +216,7 @@ def test_an_existing_postgres_that_does_not_answer_is_reported(tmp_path: Path) -
     assert "pa55word" not in said
 
 
+@pytest.mark.extended
 def test_a_used_port_is_reported(tmp_path: Path) -> None:
     base = free_base_port()
     with socket.create_server(("127.0.0.1", StackPlan(Path(), base).agent_port("eu-west"))):
@@ -226,9 +228,14 @@ def test_a_used_port_is_reported(tmp_path: Path) -> None:
     "options",
     [
         ("--postgres", "nonsense"),
-        ("--store", "us-east"),
-        ("--store", "mars=redis://127.0.0.1/0"),
-        ("--store", "us-east=http://127.0.0.1/0"),
+        *(
+            pytest.param(options, marks=pytest.mark.extended)
+            for options in (
+                ("--store", "us-east"),
+                ("--store", "mars=redis://127.0.0.1/0"),
+                ("--store", "us-east=http://127.0.0.1/0"),
+            )
+        ),
     ],
 )
 def test_invalid_addresses_are_refused(options: tuple[str, str], tmp_path: Path) -> None:

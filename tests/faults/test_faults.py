@@ -26,6 +26,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         scene.end()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("fault", [pytest.param(each, id=each.name) for each in FAULTS if IS_WHOLE or each.is_quick])
 def test_a_fault_is_reported_by_name_until_it_is_healed(scene: Scene, fault: Fault) -> None:
     [record] = run(scene, [fault])

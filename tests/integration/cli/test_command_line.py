@@ -76,6 +76,7 @@ def test_errors_are_one_sentence(database: str, arguments: tuple[str, ...], said
     assert said in refused(leasehold(*arguments, LEASEHOLD_MIGRATE_DATABASE_URL=database))
 
 
+@pytest.mark.extended
 def test_the_owners_url_may_be_in_a_file(database: str, tmp_path: Path) -> None:
     file = tmp_path / "owner-url"
     file.write_text(database + "\n")
@@ -113,6 +114,7 @@ def test_zero_workers_are_refused() -> None:
     assert "LEASEHOLD_AGENT_WORKERS cannot be '65'" in refused(leasehold("agent", "--workers", "65"))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("command", [["coordinator"], ["agent"], ["agent", "--workers", "3"]])
 def test_a_used_port_is_named(database: str, store_server: Server, command: list[str]) -> None:
     port = str(store_server.port)

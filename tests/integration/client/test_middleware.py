@@ -116,6 +116,7 @@ def result_in(result: Decision | RequestRejected) -> tuple[bool, int | str | Non
     return result.allowed, result.denied_by or result.policies[0].remaining
 
 
+@pytest.mark.extended
 async def test_an_engine_decides_batches_as_a_client_does(world: World) -> None:
     subject = EXPORT | {"tenant": "globex"}
     checks: list[dict[str, Any]] = [{"subject": subject, "cost": cost} for cost in (60, 60, -1, 20, 20, 1)]
@@ -132,6 +133,7 @@ async def test_an_engine_decides_batches_as_a_client_does(world: World) -> None:
         assert [result_in(each) for each in await client.check_batch(again)] == expected
 
 
+@pytest.mark.extended
 async def test_an_engine_waits_no_longer_than_a_denial_can_last(world: World) -> None:
     async with engine_of(world) as engine:
         assert (await engine.wait(EXPORT, timeout_s=60)).allowed
@@ -252,6 +254,7 @@ async def served(app: LimitMiddleware) -> AsyncIterator[str]:
         await serving
 
 
+@pytest.mark.extended
 async def test_a_websocket_is_checked_when_it_is_opened(world: World) -> None:
     async with engine_of(world) as engine:
 
@@ -273,6 +276,7 @@ async def test_a_websocket_is_checked_when_it_is_opened(world: World) -> None:
                 assert await websocket.recv() == "hello"
 
 
+@pytest.mark.extended
 async def test_a_server_that_cannot_answer_a_handshake_closes_it(world: World) -> None:
     async with engine_of(world) as engine:
 
@@ -292,6 +296,7 @@ async def test_a_server_that_cannot_answer_a_handshake_closes_it(world: World) -
         assert [message["type"] for message in sent] == ["websocket.close"]
 
 
+@pytest.mark.extended
 async def test_a_denial_that_a_websocket_route_raises_closes_the_handshake(world: World) -> None:
     async with engine_of(world) as engine:
 

@@ -124,6 +124,7 @@ async def test_an_agent_whose_exchanges_are_refused_reports_it(world: World, mon
     await becomes(agent, 200, "ready")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("status", ["draining", "down"])
 async def test_a_region_that_is_granted_nothing_is_not_ready_until_it_is_active(world: World, status: str) -> None:
     """This includes an agent without requests, as no load balancer sends it any."""
@@ -142,6 +143,7 @@ async def test_a_region_that_is_granted_nothing_is_not_ready_until_it_is_active(
     await becomes(agent, 200, "ready")
 
 
+@pytest.mark.extended
 async def test_one_stopped_lane_only_degrades_the_agent(world: World) -> None:
     agent = await world.agent(report_interval_ms=60_000)
     incarnation, lanes = agent.region.epochs.current, agent.region.exchange.lanes

@@ -258,6 +258,7 @@ async def test_a_recorded_archive_stays_as_it_was_recorded(archivist: Archivist)
             await archivist.owner.execute(sql)
 
 
+@pytest.mark.extended
 async def test_late_usage_of_an_archived_period_is_a_correction(archivist: Archivist) -> None:
     """The keys of reports stay, so an old number is recognised, and a new one is booked where it belongs."""
     owner = archivist.owner
@@ -359,6 +360,7 @@ async def test_what_stays_in_the_database_is_still_proven(archivist: Archivist, 
     assert found.fault is not None
 
 
+@pytest.mark.extended
 async def test_every_column_of_a_record_is_proven(archivist: Archivist, closed_database: str) -> None:
     await archivist.archive(NOVEMBER)
     await archivist.seal()

@@ -55,6 +55,7 @@ async def test_invented_periods_make_no_tables(agent_harness: AgentHarness, agen
     assert await kept(agent_harness) == [(quota, hour, reason) for hour in hours(2031, 500)]
 
 
+@pytest.mark.extended
 async def test_two_thousand_invented_periods_in_one_call_leave_postgres_alone(
     agent_harness: AgentHarness, agent: Agent
 ) -> None:

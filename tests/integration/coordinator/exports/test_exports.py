@@ -236,6 +236,7 @@ FROM unnest(ARRAY['t3', 't4', 'nobody']) AS tenant
 """
 
 
+@pytest.mark.extended
 async def test_each_query_for_lines_of_a_tenant_is_bounded(database: str, large: tuple[Database, Export]) -> None:
     """Some lines are of quotas counted by tenant, and one is of a quota that all tenants share."""
     one, export = large

@@ -172,6 +172,7 @@ async def test_progress_is_reported_in_lines(large: tuple[Database, Export], oth
     assert (found.rows, found.rows_expected, found.progress) == (15_000, 60_000, 250)
 
 
+@pytest.mark.extended
 async def test_an_export_in_progress_can_be_cancelled(
     admin_harness: AdminHarness, finance: httpx.AsyncClient, region: Region
 ) -> None:

@@ -177,6 +177,7 @@ async def test_a_plan_that_cannot_be_met_is_done_in_part(
     assert (await ops.client.get("/v1/rebalances")).json()["data"] == []
 
 
+@pytest.mark.extended
 async def test_a_move_whose_source_spends_meanwhile_ends_with_the_reason(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
@@ -312,6 +313,7 @@ async def test_an_unknown_allowance_is_not_found(ops: Ops, east: Agent, south: A
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 async def test_a_silent_region_is_waited_for_and_shown(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
@@ -327,6 +329,7 @@ async def test_a_silent_region_is_waited_for_and_shown(
     assert {each["last_seen_at"] for each in found["waits_for"]} == {"2026-11-18T12:00:00Z"}
 
 
+@pytest.mark.extended
 async def test_a_target_that_is_drained_gets_nothing_and_the_units_are_free(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
@@ -339,6 +342,7 @@ async def test_a_target_that_is_drained_gets_nothing_and_the_units_are_free(
     assert leased(await west.say(1, demands=[want(waiting=1000)])).granted == 590
 
 
+@pytest.mark.extended
 async def test_a_rebalance_ends_with_its_period(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
@@ -348,6 +352,7 @@ async def test_a_rebalance_ends_with_its_period(
     assert (*progress(found), found["reason"]) == ("partial", 300, 0, 0, "period_over")
 
 
+@pytest.mark.extended
 async def test_a_close_and_a_rebalance_at_the_same_moment(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
@@ -366,6 +371,7 @@ async def test_a_close_and_a_rebalance_at_the_same_moment(
     assert (await ops.sees(begun["id"]))["reason"] == "period_over"
 
 
+@pytest.mark.extended
 async def test_a_rebalance_that_begins_during_an_exchange_waits_for_it(
     agent_harness: AgentHarness, east: Agent, south: Agent
 ) -> None:
@@ -378,6 +384,7 @@ async def test_a_rebalance_that_begins_during_an_exchange_waits_for_it(
     assert isinstance(refused, NothingToMove)
 
 
+@pytest.mark.extended
 async def test_an_exchange_during_the_beginning_of_a_rebalance_waits_and_counts(
     agent_harness: AgentHarness, ops: Ops, east: Agent, south: Agent
 ) -> None:
@@ -474,6 +481,7 @@ async def test_an_invalid_setting_is_refused_by_name(
     assert await agent_harness.one("SELECT count(*) FROM region_setting") == 0
 
 
+@pytest.mark.extended
 async def test_a_rate_has_weights_floors_and_ceilings_too(agent_harness: AgentHarness, ops: Ops, east: Agent) -> None:
     wish = {"mode": "weigh", "quota": "api", "settings": {"us-east": {"weight": 2, "floor": "600/minute"}}}
     assert (await ops.begins(wish))["state"] == "done"
@@ -519,6 +527,7 @@ async def test_a_region_is_drained_and_restored(
     )
 
 
+@pytest.mark.extended
 async def test_a_drain_of_a_silent_region_ends_when_its_lease_has_expired(
     agent_harness: AgentHarness, ops: Ops, east: Agent
 ) -> None:

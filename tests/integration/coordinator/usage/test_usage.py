@@ -83,6 +83,7 @@ async def test_usage_is_filtered_as_requested(finance: httpx.AsyncClient) -> Non
     assert await units("tenant=acme' OR '1'='1") == 0
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("booked")
 async def test_pieces_follow_the_calendar_of_the_zone(finance: httpx.AsyncClient) -> None:
     def days(rows: Sequence[dict[str, Any]]) -> list[tuple[str, int]]:
@@ -168,6 +169,7 @@ async def test_pending_reports_are_named_for_the_query(
     assert await unaccounted("quota=mails&to=2026-11-18") == 0
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("booked")
 async def test_pieces_without_usage_are_returned_on_request(finance: httpx.AsyncClient) -> None:
     rows = await usage(finance, "granularity=P1D&group_by=tenant,region&from=2026-11-17&to=2026-11-19&zeros=true")
@@ -204,6 +206,7 @@ async def test_pages_are_of_one_moment(finance: httpx.AsyncClient, booked: dict[
     assert sum(row["units"] for row in (await finance.get(question)).json()["data"]) == 110
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("booked")
 async def test_a_page_belongs_to_its_query(finance: httpx.AsyncClient) -> None:
     after = (await finance.get("/v1/usage?group_by=tenant&page_size=1")).json()["page"]["next"]
@@ -212,6 +215,7 @@ async def test_a_page_belongs_to_its_query(finance: httpx.AsyncClient) -> None:
         assert problem(answer) == (422, [("page_after", "question")])
 
 
+@pytest.mark.extended
 async def test_an_unchanged_answer_is_not_sent_again(finance: httpx.AsyncClient, booked: dict[str, Region]) -> None:
     first = await finance.get("/v1/usage")
     known = {"If-None-Match": first.headers["ETag"]}
@@ -300,6 +304,7 @@ async def test_an_unknown_name_is_refused_with_those_that_there_are(
     assert (await finance.get("/v1/usage?route_class=*")).status_code == 200, "requests in no class"
 
 
+@pytest.mark.extended
 async def test_a_key_that_used_nothing_is_no_proven_zero(finance: httpx.AsyncClient, booked: dict[str, Region]) -> None:
     """No list says which keys there are, so a misspelt one is like one that used nothing."""
     assert booked
@@ -307,6 +312,7 @@ async def test_a_key_that_used_nothing_is_no_proven_zero(finance: httpx.AsyncCli
     assert (answer["data"], answer["coverage"]["is_known"] and not answer["coverage"]["unaccounted"]) == ([], False)
 
 
+@pytest.mark.extended
 async def test_a_quota_key_need_not_be_percent_encoded(finance: httpx.AsyncClient, booked: dict[str, Region]) -> None:
     await booked["eu-west"].use("exports:tenant=M%C3%BCller%2C%20S%C3%B6hne", "2026-11", [Used(at("18T10:00"), 3)])
     for spelling in ("exports:tenant=M%C3%BCller%2C%20S%C3%B6hne", "exports:tenant=Müller%2C Söhne"):

@@ -555,6 +555,7 @@ async def test_an_adjustment_of_a_dead_agent_continues_where_it_stopped(
     assert await booked(limited, agent) == {"team": 100, "person": 100, "key": 100}
 
 
+@pytest.mark.extended
 async def test_each_cell_is_called_three_times_and_once_to_be_denied(agent: Agent) -> None:
     """Each cell is called to peek, hold and spend; a script reaches one slot, so a shard's cells
     are called one by one.

@@ -162,6 +162,7 @@ def row(fault: Fault, seen: dict[str, Seen]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+@pytest.mark.extended
 async def test_callers_see_what_is_published(world: World, tmp_path: Path) -> None:
     rows, faults = [], list[str]()
     async with fault_stack(world, tmp_path) as stack:

@@ -68,6 +68,7 @@ class Services:
             await asyncio.sleep(0.002)
 
 
+@pytest.mark.extended
 async def test_service_tokens_change_without_a_refused_request(world: World, tmp_path: Path) -> None:
     file = tmp_path / "service-tokens"
     file.write_text(f"{OLD}\n")
@@ -92,6 +93,7 @@ async def test_service_tokens_change_without_a_refused_request(world: World, tmp
         assert set(services.statuses) == {200}
 
 
+@pytest.mark.extended
 async def test_a_tokens_file_that_becomes_empty_locks_nobody_out_and_lets_nobody_in(
     world: World, tmp_path: Path
 ) -> None:
@@ -110,6 +112,7 @@ async def test_a_tokens_file_that_becomes_empty_locks_nobody_out_and_lets_nobody
         assert {(await doors.post(each, CHECK)).status_code for each in (doors.fast, doors.slow)} == {401}
 
 
+@pytest.mark.extended
 async def test_a_regions_token_changes_without_a_refused_exchange(world: World, tmp_path: Path) -> None:
     file = tmp_path / "region-token"
     file.write_text(world.tokens["us-east"])

@@ -65,6 +65,7 @@ async def admitted_until(agent: Agent, period: str, checks: int = 0) -> int:
     raise AssertionError("the period did not begin")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("is_cut_off", cases([True, False], short=1))
 async def test_no_request_is_denied_over_the_end_of_a_period(world: World, database: str, is_cut_off: bool) -> None:
     exports = {"name": "exports", "kind": "allowance", "limit": 100_000, "period": "hour"}

@@ -148,6 +148,7 @@ async def test_a_primary_in_a_later_epoch_is_another_one_for_the_agent(world: Wo
         await world.agents.aclose()
 
 
+@pytest.mark.extended
 async def test_the_sentinel_with_the_highest_epoch_is_believed(tmp_path: Path) -> None:
     """A sentinel that did not see the failover, and is asked first, still names the former primary."""
     with watched(tmp_path) as servers:

@@ -190,6 +190,7 @@ async def test_a_recovered_store_is_found_by_one_probe_and_not_by_a_herd(world: 
         assert (await modes())[None] == 200
 
 
+@pytest.mark.extended
 async def test_a_slow_store_opens_the_circuit_breaker_too(world: World, its_store: Store) -> None:
     """Every byte takes 200 ms each way on an open connection, so replies are later than a call's timeout."""
     async with a_switch(its_store.port) as (switch, port):
@@ -201,6 +202,7 @@ async def test_a_slow_store_opens_the_circuit_breaker_too(world: World, its_stor
         await world.agents.aclose()
 
 
+@pytest.mark.extended
 async def test_the_timeout_follows_a_slower_store(world: World, its_store: Store) -> None:
     """Late replies are measured, too: soon no call fails any more, and metric and status show why."""
     async with a_switch(its_store.port) as (switch, port):
@@ -218,6 +220,7 @@ async def test_the_timeout_follows_a_slower_store(world: World, its_store: Store
         await world.agents.aclose()
 
 
+@pytest.mark.extended
 async def test_a_store_that_refuses_connections_is_found_again_when_it_is_back(world: World, tmp_path: Path) -> None:
     port = free_port()
     with a_store(tmp_path, port) as store:
@@ -241,6 +244,7 @@ async def test_a_store_without_memory_opens_the_circuit_breaker(world: World, it
     assert (await agent.check(SEARCH)).status_code == 200
 
 
+@pytest.mark.extended
 async def test_a_store_with_a_full_disk_opens_the_circuit_breaker(world: World, tmp_path: Path) -> None:
     """The store is on a real file system of a few megabytes, filled by another file."""
     with a_small_disk(tmp_path / "disk") as disk, a_store(disk, free_port()) as store:

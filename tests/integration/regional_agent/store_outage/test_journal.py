@@ -231,6 +231,7 @@ def test_two_workers_in_one_directory_do_not_touch_each_others_files(tmp_path: P
         writing.result()
 
 
+@pytest.mark.extended
 async def test_no_hold_of_an_allowance_is_granted_during_an_outage(
     world: World, its_store: Store, tmp_path: Path
 ) -> None:
