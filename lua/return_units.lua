@@ -19,24 +19,11 @@
 -- any more, so what is read here of it is final, except what is held: its lease is reported even if nothing is left.
 
 local clock, holds, periods = require('parts/clock'), require('parts/holds'), require('parts/period_change')
-local report_due = require('parts/report_due')
-
-local function number(text) return tonumber(text or 0) end
-
-local function return_idle(prefix, keep, most)
-  local f = redis.call('HMGET', KEYS[2], prefix .. 'granted', prefix .. 'overage', prefix .. 'consumed',
-    prefix .. 'returned', prefix .. 'held')
-  local units = number(f[1]) + number(f[2]) - number(f[3]) - number(f[4]) - number(f[5]) - keep
-  units = math.min(units, most or units)
-  if units <= 0 then return 0 end
-  redis.call('HINCRBY', KEYS[2], prefix .. 'returned', string.format('%.0f', units))
-  report_due.report_at_once(ARGV[3], KEYS[3])
-  return units
-end
+local idle, report_due = require('parts/idle'), require('parts/report_due')
 
 local function return_current()
   if ARGV[6] ~= '' and redis.call('HGET', KEYS[2], 'period') ~= ARGV[6] then return 0 end
-  return return_idle('', tonumber(ARGV[4]), tonumber(ARGV[7]))
+  return idle.return_idle(KEYS[2], ARGV[3], KEYS[3], '', tonumber(ARGV[4]), tonumber(ARGV[7]))
 end
 
 return function()
@@ -47,7 +34,7 @@ return function()
   holds.sweep({lease = KEYS[2], dirty = KEYS[3], lines = KEYS[4], holds = KEYS[5],
     due = KEYS[6], quota = ARGV[3]})
   local units = return_current()
-  if ARGV[5] == 'return' then units = units + return_idle('next:', 0) end
+  if ARGV[5] == 'return' then units = units + idle.return_idle(KEYS[2], ARGV[3], KEYS[3], 'next:', 0) end
   local is_left_over = fence[2] ~= ARGV[2] and redis.call('EXISTS', KEYS[2]) == 1
   if is_left_over or redis.call('ZSCORE', KEYS[3], ARGV[3]) then report_due.report_at_once(ARGV[3], KEYS[3]) end
   return {'returned', units}

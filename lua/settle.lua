@@ -33,8 +33,7 @@
 --          gained …}
 --
 -- Totals only move forward, so a late or duplicate reply does no harm. Durations count from before the request was
--- sent. A reply to an older epoch acknowledges its usage and admits nothing: only the granted totals are installed, so
--- that all of them can be returned.
+-- sent. A reply to an older epoch acknowledges its usage and admits nothing: what it says was granted is returned.
 --
 -- The coordinator decides which period a quota is in: it may be another one, which began earlier.
 --
@@ -43,6 +42,7 @@
 
 local clock, partition, report_due = require('parts/clock'), require('parts/partition'), require('parts/report_due')
 local periods, ended_periods = require('parts/period_change'), require('parts/ended_period')
+local idle = require('parts/idle')
 
 local VALUES = 16 -- arguments of a lease
 
@@ -63,17 +63,9 @@ end
 local function whole(number) return string.format('%.0f', number) end
 
 local function raise_totals(key, prefix, at)
-  local f = redis.call('HMGET', key, prefix .. 'period', prefix .. 'granted', prefix .. 'overage')
-  if f[1] ~= ARGV[at + 1] then return end
-  redis.call('HSET', key, prefix .. 'granted', whole(math.max(tonumber(f[2]), tonumber(ARGV[at + 2]))),
-    prefix .. 'overage', whole(math.max(tonumber(f[3] or 0), tonumber(ARGV[at + 3]))))
-end
--- Raise the granted totals of an older epoch's leases, so that all of them can be returned.
-local function raise_all_totals()
-  for i = 1, tonumber(ARGV[5]) do
-    raise_totals(KEYS[2 * i + 2], '', argument_of(i))
-    raise_totals(KEYS[2 * i + 2], 'next:', argument_of(i))
-  end
+  local f = redis.call('HMGET', key, prefix .. 'granted', prefix .. 'overage')
+  redis.call('HSET', key, prefix .. 'granted', whole(math.max(tonumber(f[1]), tonumber(ARGV[at + 2]))),
+    prefix .. 'overage', whole(math.max(tonumber(f[2] or 0), tonumber(ARGV[at + 3]))))
 end
 
 -- Drop the batch that the reply acknowledges, if it is there. Return 1 if it was, else 0.
@@ -162,6 +154,24 @@ local function return_unknown_grant(key, quota, at)
   report_due.report_at_once(quota, KEYS[3])
 end
 
+-- Return all that an older epoch's lease has left, except what is held: no script admits in that epoch any more. A
+-- grant that was never installed here is returned with the batch that it answered, so by one reply alone. If something
+-- else of its lease is here, the lease itself was lost, and it is not known what was spent of it.
+local function return_rest(i)
+  local at, key = argument_of(i), KEYS[2 * i + 2]
+  local quota, period = ARGV[at], ARGV[at + 1]
+  local f = redis.call('HMGET', key, 'period', 'next:period', 'ended:' .. period)
+  local prefix = f[1] == period and '' or f[2] == period and 'next:'
+  if prefix then
+    raise_totals(key, prefix, at)
+    idle.return_idle(key, quota, KEYS[3], prefix, 0)
+  elseif f[3] then
+    settle_ended(key, quota, period, tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), ARGV[at + 6] == '0')
+  elseif dropped == 1 and not is_lost(i) then
+    return_unknown_grant(key, quota, at)
+  end
+end
+
 -- Make a lease's period the current one, and return all that may be spent of it: none of it could be before.
 local function make_current(key, quota, at)
   local used = {consumed = tonumber(ARGV[at + 11]), returned = tonumber(ARGV[at + 12])}
@@ -205,7 +215,7 @@ return function()
   dropped = drop_batch()
   local answer = {'settled', dropped}
   if not is_current then
-    raise_all_totals()
+    for i = 1, tonumber(ARGV[5]) do return_rest(i) end
     return answer
   end
   sent = tonumber(ARGV[4])

@@ -55,7 +55,9 @@ from coordinator.exchange.rules.submissions import (
     keep_within_budgets,
     match_wants,
     regional_quotas,
+    replays_in_ended_epochs,
     wanted_quotas,
+    with_granted,
 )
 from coordinator.exchange.statements.balances import insert_leases, write_booked, write_corrections
 from coordinator.exchange.statements.label_sets import count_label_sets, insert_label_sets, read_known_label_sets
@@ -66,7 +68,7 @@ from coordinator.exchange.statements.lanes import (
     read_receipts,
     share_current_epochs,
 )
-from coordinator.exchange.statements.leases import read_leases_and_version
+from coordinator.exchange.statements.leases import read_granted_keys, read_leases_and_version
 from coordinator.exchange.statements.pools import lock_pools, read_known_periods, read_overages, read_unseen_quotas
 from coordinator.exchange.statements.quarantine import EvidenceRow, insert_quarantine, read_kept_batches
 from coordinator.limits.in_force import Documents
@@ -115,6 +117,7 @@ async def apply_exchanges(
     locked_lanes, catalogue, quotas = await _lock_lanes(context, calls)
     calls = confirm_callers(calls, locked_lanes.valid)
     matched = match_wants(classify(calls, locked_lanes.lanes), catalogue, terms, now)
+    matched = with_granted(matched, await read_granted_keys(connection, replays_in_ended_epochs(matched)))
     matched, pools = await _lock_pools(context, matched)
     locked, catalogue = await _lock_leases(context, matched, pools, catalogue, quotas)
     bounds = await _read_bounds(context, locked, catalogue, quotas)

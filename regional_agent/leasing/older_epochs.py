@@ -4,7 +4,7 @@ Units that are held in an older epoch stay reserved until each hold has ended. N
 everything that is not held is returned.
 """
 
-from regional_agent.leasing.exchange import MOST_ROUNDS, LaneExchange
+from regional_agent.leasing.exchange import LaneExchange
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import StoreIncarnation
 
@@ -37,12 +37,6 @@ class OlderEpochs:
         self._reported_requests = requests
 
     async def _close(self, older: StoreIncarnation) -> None:
-        """Return what is idle and report the final totals.
-
-        A reply may settle a grant whose first reply was lost. That is returned as well.
-        """
-        for _ in range(MOST_ROUNDS):
-            returned = await self._exchange.settlement.return_everything(older)
-            await self._exchange.report_everything(older)
-            if not returned:
-                return
+        """Return what is idle and report the final totals. A reply that says that more was granted returns that too."""
+        await self._exchange.settlement.return_everything(older)
+        await self._exchange.report_everything(older)

@@ -300,12 +300,12 @@ async def test_an_older_epochs_usage_is_acknowledged_and_its_grants_are_returned
     await take(scripts, incarnation, 30)
     await connection.call("HSET", keys.FENCE, "epoch", 8)
     assert batch_of(await freeze(scripts, incarnation)).leases[0].consumed == 30
-    assert await install(scripts, incarnation, lease_reply(granted=500), seq=1) == {}
-    assert (await scripts.lease_fields(incarnation, QUOTA))["granted"] == "500"
     await connection.call("HSET", keys.lease(lane_of(QUOTA, 4), 7, QUOTA), "held", 20)
     assert await scripts.held_units(incarnation) == 20
-    assert await scripts.return_units(incarnation, QUOTA, 0) == 450, "a hold is reserved until it has ended"
-    assert batch_of(await freeze(scripts, incarnation)).leases[0].returned == 450
+    assert await install(scripts, incarnation, lease_reply(granted=500), seq=1) == {}
+    told = batch_of(await freeze(scripts, incarnation)).leases[0]
+    assert (told.granted, told.returned) == (500, 450), "a hold is reserved until it has ended"
+    assert await scripts.return_units(incarnation, QUOTA, 0) == 0
     await install(scripts, incarnation, lease_reply(granted=500), seq=2)
     assert await scripts.frozen_seq(incarnation, lane_of(QUOTA, incarnation.lanes)) is None
     assert await scripts.return_units(incarnation, QUOTA, 0) == 0
@@ -313,6 +313,57 @@ async def test_an_older_epochs_usage_is_acknowledged_and_its_grants_are_returned
     with pytest.raises(Fenced):
         await take(scripts, incarnation)
     assert await scripts.frozen_seq(incarnation, lane_of(QUOTA, incarnation.lanes)) is None
+
+
+async def test_a_grant_that_an_older_epoch_never_installed_is_returned_once(
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
+    """The store died with the reply, and its copy sends the batch again, in which nothing is said of the lease."""
+    assert batch_of(await freeze(scripts, incarnation)).leases == []
+    await connection.call("HSET", keys.FENCE, "epoch", 8)
+    granted, ahead = lease_reply(granted=40), lease_reply(period="2026-12", granted=7, first_minute=50_000)
+    for _ in range(2):
+        await install(scripts, incarnation, granted, ahead, seq=1)
+    told = batch_of(await freeze(scripts, incarnation)).leases
+    assert [(each.granted, each.consumed, each.returned) for each in told] == [(40, 0, 40), (7, 0, 7)]
+    booked = [structs.replace(each, returned=each.granted) for each in (granted, ahead)]
+    await install(scripts, incarnation, *booked, seq=2)
+    assert await dirty(scripts, incarnation) == []
+    await connection.call("DEL", keys.lease(lane_of(QUOTA, 4), 7, QUOTA))
+    await install(scripts, incarnation, granted, ahead, seq=1)
+    assert await dirty(scripts, incarnation) == [], "a copy of the reply comes too late"
+
+
+async def test_a_grant_to_an_ended_period_of_an_older_epoch_is_returned(
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
+    new = lease_reply(period="2026-12", granted=0, first_minute=50_000)
+    await install(scripts, incarnation, lease_reply(granted=10))
+    await take(scripts, incarnation, 4)
+    await install(scripts, incarnation, new, seq=0)
+    await freeze(scripts, incarnation)
+    await connection.call("HSET", keys.FENCE, "epoch", 8)
+    await install(scripts, incarnation, lease_reply(granted=25, consumed=4, returned=6, ends_in_ms=0), new, seq=1)
+    old = batch_of(await freeze(scripts, incarnation)).leases[0]
+    assert (old.period, old.granted, old.consumed, old.returned) == ("2026-11", 25, 4, 21)
+
+
+async def test_a_lost_lease_of_an_older_epoch_returns_nothing(
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
+    """What was spent of it is not known: the ledger shows that something was, or there is usage of it."""
+    lane, lease = lane_of(QUOTA, incarnation.lanes), keys.lease(lane_of(QUOTA, 4), 7, QUOTA)
+    await install(scripts, incarnation, lease_reply(granted=100), seq=0)
+    await freeze(scripts, incarnation)
+    await take(scripts, incarnation, 60)
+    await connection.call("HSET", keys.FENCE, "epoch", 8)
+    await connection.call("DEL", lease)
+    await install(scripts, incarnation, lease_reply(granted=100), seq=1)
+    assert await scripts.lease_fields(incarnation, QUOTA) == {}, "it has usage to report"
+    await freeze(scripts, incarnation)
+    await connection.call("DEL", keys.dirty(lane, incarnation.epoch))
+    await install(scripts, incarnation, lease_reply(granted=100, consumed=60), seq=2)
+    assert await scripts.lease_fields(incarnation, QUOTA) == {}
 
 
 async def test_an_exchange_of_another_incarnation_is_refused(scripts: Scripts, incarnation: StoreIncarnation) -> None:

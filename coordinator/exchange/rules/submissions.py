@@ -214,6 +214,36 @@ def _with_keys(exchange: Classified, requests: Sequence[GrantRequest], refused: 
     return Matched(exchange, requests, refused, keys, new_keys, current_keys, {})
 
 
+# --- replays in epochs that are over ----------------------------------------------------------------------------------
+
+
+def replays_in_ended_epochs(exchanges: Iterable[Matched]) -> list[FrozenBatch]:
+    """Return the batches that were booked before, of epochs that are over and lost no data.
+
+    No agent requests anything in such an epoch. So a replay names no lease that the store did not have when it made the
+    batch, though one may have been granted in the first reply. If the store lost data, its returns are not booked.
+    """
+    replays = (each.exchange for each in exchanges if each.exchange.verdict.outcome is ExchangeOutcome.REPLAYED)
+    return [each.batch for each in replays if each.lane and _has_ended_whole(each.lane)]
+
+
+def _has_ended_whole(lane: Lane) -> bool:
+    return lane.epoch_state is not EpochState.CURRENT and not lane.lost_data
+
+
+def with_granted(exchanges: list[Matched], granted: Mapping[tuple[int, int], Collection[Key]]) -> list[Matched]:
+    """Let replays name these leases as well. `granted`: by epoch and lane; keys of other lanes are left out."""
+    return [_with_granted(each, granted) for each in exchanges] if granted else exchanges
+
+
+def _with_granted(each: Matched, granted: Mapping[tuple[int, int], Collection[Key]]) -> Matched:
+    lane = each.exchange.lane
+    if lane is None or (lane.epoch, lane.lane) not in granted:
+        return each
+    own = [key for key in granted[lane.epoch, lane.lane] if lane_of(key.quota, lane.lanes) == lane.lane]
+    return each._replace(keys=list(dict.fromkeys([*each.keys, *own])))
+
+
 # --- reports and demands that are not plausible, or beyond a budget ---------------------------------------------------
 
 

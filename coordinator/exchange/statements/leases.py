@@ -1,5 +1,6 @@
 """Leases, and what became of them after their period was closed."""
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from operator import itemgetter
@@ -13,6 +14,7 @@ from coordinator.exchange.rules.locked import LockedPool
 from coordinator.exchange.statements.lanes import SHARE_EPOCHS
 from coordinator.exchange.statements.pools import lock_free_pools
 from protocol.lease import LeaseState
+from protocol.messages import FrozenBatch
 
 _totals_of_lease, _totals_of_correction = itemgetter(*LEASE_COLUMNS), itemgetter(*CORRECTION_COLUMNS)
 
@@ -46,6 +48,22 @@ async def read_leases_and_version(
     rows = await connection.fetch(_LEASES_AND_VERSION, *_arguments_of_leases(keys, epochs, divided))
     leases = [lease_of_row(row) for row in rows if row["epoch"] is not None]
     return LeasesBehindLocks(leases, rows[0]["catalogue_version"])
+
+
+async def read_granted_keys(
+    connection: Connection, batches: Collection[FrozenBatch]
+) -> dict[tuple[int, int], list[Key]]:
+    """Return, by epoch and lane of a booked batch, the keys of leases that hold units and were last reported with it.
+
+    `reported_at` of a lease is the time of that transaction, which may have booked other lanes of the epoch as well.
+    """
+    if not batches:
+        return {}
+    names = [each.epoch for each in batches], [each.lane for each in batches], [each.seq for each in batches]
+    granted: dict[tuple[int, int], list[Key]] = defaultdict(list)
+    for row in await connection.fetch(_GRANTED_KEYS, *names):
+        granted[row["epoch"], row["lane"]].append(Key(row["quota"], row["period"]))
+    return granted
 
 
 def _arguments_of_leases(
@@ -113,6 +131,13 @@ WHERE lease.state = 'active' OR lease.epoch = ANY ($3::bigint[]) OR lease.quota 
 _VERSION_WITH_LEASES = """
 SELECT found.*, policy_version.version AS catalogue_version FROM policy_version LEFT JOIN ("""
 _LEASES_AND_VERSION = _VERSION_WITH_LEASES + _LEASES + ") AS found ON true"
+_GRANTED_KEYS = """
+SELECT report.epoch, report.lane, lease.quota, lease.period
+FROM unnest($1::bigint[], $2::int[], $3::bigint[]) AS replayed (epoch, lane, seq)
+JOIN report USING (epoch, lane, seq)
+JOIN lease ON lease.epoch = report.epoch AND lease.reported_at = report.recorded_at
+WHERE lease.outstanding > 0 OR lease.suspense > 0
+"""
 _EXPIRED_LEASES = """
 SELECT epoch, quota, period FROM lease
 WHERE outstanding > 0 AND expires_at <= $1 ORDER BY expires_at LIMIT $2

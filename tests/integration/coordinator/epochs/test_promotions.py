@@ -5,7 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.coordinator.agent_harness import Agent, AgentHarness, leased, want
+from protocol.identifiers import lane_of
+from protocol.outcomes import ExchangeOutcome
+from tests.integration.coordinator.agent_harness import EXPORTS, Agent, AgentHarness, lease, leased, want
 
 pytestmark = pytest.mark.anyio
 NONCE, NEXT_NONCE = "0123456789abcdef", "fedcba9876543210"
@@ -121,3 +123,38 @@ async def test_an_epoch_whose_replies_no_replica_confirmed_is_lost(agent_harness
     epoch = agent.epoch
     await promote(agent)
     assert await lost(agent_harness, epoch)
+
+
+OTHER = next(key for n in range(9) if lane_of(key := f"exports:tenant=t{n}", 4) != lane_of(EXPORTS, 4))
+
+
+async def test_a_replay_in_an_ended_epoch_names_what_the_first_reply_granted(
+    agent_harness: AgentHarness, agent: Agent
+) -> None:
+    """The replica has the batch and not its reply: nothing in the batch says which lease was granted."""
+    await agent.say(1, demands=[want(OTHER, waiting=3)], quota=OTHER)
+    assert (await agent.say(1)).leases == [], "requests are repeated in a current epoch"
+    epoch = agent.epoch
+    assert (await promote(agent)).json()["is_whole"]
+    agent.epoch = epoch
+    for _ in range(2):
+        replayed = await agent.say(1)
+        assert (replayed.outcome, [each.quota for each in replayed.leases]) == (ExchangeOutcome.REPLAYED, [EXPORTS])
+        assert (leased(replayed).granted, leased(replayed).consumed) == (10, 0)
+    for _ in range(2):
+        await agent.say(2, lease(granted=10, returned=10))
+    row, pool = await agent_harness.lease(agent), await agent_harness.pool()
+    assert (row["returned"], row["outstanding"], row["suspense"]) == (10, 0, 0)
+    assert (pool["unallocated"], pool["outstanding"]) == (1000, 0)
+
+
+async def test_what_an_epoch_that_lost_data_was_granted_is_neither_named_again_nor_free(
+    agent_harness: AgentHarness, agent: Agent
+) -> None:
+    epoch = agent.epoch
+    await promote(agent, promoted=None)
+    agent.epoch = epoch
+    assert (await agent.say(1)).leases == []
+    await agent.say(2, lease(granted=10, returned=10))
+    row = await agent_harness.lease(agent)
+    assert (row["returned"], row["outstanding"]) == (0, 10)

@@ -54,6 +54,29 @@ async def test_idle_units_of_other_regions_are_recalled_for_waiting_requests(wor
     assert (await asker.check()).status_code == 429
 
 
+async def test_a_grant_whose_reply_was_lost_is_returned_when_its_epoch_ends(world: World) -> None:
+    """The store has kept all of the epoch, and does not know of the lease."""
+    agent = await world.agent()
+    ended = agent.region.epochs.current
+    assert ended is not None
+    world.weather.swallows_replies_to = {"/exchanges"}
+    waiting = asyncio.create_task(agent.check())
+
+    async def held() -> list[int]:
+        return [lease["outstanding"] + lease["suspense"] for lease in await world.leases(ended.epoch)]
+
+    async for _ in attempts():
+        if sum(await held()):
+            break
+    assert await agent.region.scripts.lease_fields(ended, "exports:tenant=acme") == {}
+    agent.region.epochs.on_epoch_closed(ended)
+    world.weather.swallows_replies_to = set()
+    assert (await waiting).status_code in (200, 429, 503)
+    await eventually(held, [0])
+    [lease] = await world.leases(ended.epoch)
+    assert (lease["granted"], lease["consumed"]) == (lease["returned"], 0)
+
+
 async def test_a_lost_reply_loses_nothing_and_books_nothing_twice(world: World) -> None:
     agent = await world.agent()
     await agent.lease(50)
