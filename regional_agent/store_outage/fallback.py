@@ -177,10 +177,11 @@ class OutageFallback:
 
     def _entry(self, each: PolicyCharge) -> Entry:
         """Return the journal's entry of a charge. Its period is by this machine's calendar."""
-        now, quota = self._clock.now(), each.policy.quota
-        dimensions = msgspec.json.decode(each.policy.dimensions, type=dict[str, str])
-        marked = dict(sorted((dimensions | {"degraded": _mode(each).value}).items()))
+        now, quota, charge = self._clock.now(), each.policy.quota, each.charge
         assert isinstance(quota, AllowanceQuota)
+        assert isinstance(charge, AllowanceCharge)
+        dimensions = msgspec.json.decode(charge.dimensions, type=dict[str, str])
+        marked = dict(sorted((dimensions | {"degraded": _mode(each).value}).items()))
         period = period_at(calendar_of(quota, each.began_at), now).id
         minute = int(now.timestamp()) // 60
         return Entry(each.charge.quota, period, minute, msgspec.json.encode(marked).decode(), each.charge.cost)

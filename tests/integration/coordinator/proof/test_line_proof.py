@@ -5,6 +5,7 @@ import copy
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from tests.integration.coordinator.usage.test_statements import (
 __all__ = ["region"]
 pytestmark = pytest.mark.anyio
 
+SMALL = "model=small"
 PAGE = Path(__file__).parents[4] / "docs" / "guides" / "auditing.md"
 Check = Callable[[str, list[dict[str, Any]]], str]
 
@@ -102,6 +104,33 @@ async def test_a_line_is_proven_and_any_changed_byte_refutes_it(
         byte = b"1" if text[place : place + 1] != b"1" else b"2"
         forged = text[:place] + byte + text[place + 1 :]
         assert not _is_proven_text(check, kept, forged), forged[place - 30 : place + 30]
+
+
+async def test_usage_by_label_leads_to_proven_transfers(
+    admin_harness: AdminHarness, finance: httpx.AsyncClient, auditor: httpx.AsyncClient, region: Region, check: Check
+) -> None:
+    """An invoice bills each model by itself: its units are those of the transfers that prove the statement's line."""
+    large, small = (Used(at("18T11:05"), units, "mail", labels) for units, labels in ((7, "model=large"), (2, SMALL)))
+    for used in ([large, small], [large]):
+        await region.use(MAILS, DAY, used)
+    await sealed(admin_harness)
+    [line] = (await statement(finance, DAY))["lines"]
+    question = "tenant=acme&quota=mails&group_by=labels.model&from=2026-11-18&to=2026-11-19"
+    rows = (await finance.get(f"/v1/usage?{question}")).json()["data"]
+    by_model = {row["dimensions"]["labels.model"]: row["units"] for row in rows}
+    assert by_model == {"large": 14, "small": 2, None: 10}
+    assert sum(by_model.values()) == line["units"]
+
+    number, kept = await newest(auditor)
+    proof = await proof_of(auditor, line, number)
+    assert is_proven(check, kept, proof)
+    sources = (await finance.get(line["reports"])).json()["data"]
+    assert [each["position"] for each in sources] == [each["position"] for each in proof["reports"]]
+    transferred = Counter[str | None]()
+    for row in (row for report in proof["reports"] for row in report["billed"] if row[6] == "consumed"):
+        transferred[{"model=large": "large", SMALL: "small"}.get(row[10].get("labels"))] += row[7]
+    assert transferred == by_model
+    assert not is_proven(check, kept, json.loads(json.dumps(proof).replace("model=large", SMALL)))
 
 
 @pytest.mark.usefixtures("used")

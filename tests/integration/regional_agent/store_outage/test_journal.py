@@ -40,7 +40,8 @@ DOCUMENT: dict[str, Any] = {
         {"name": "calls", "kind": "rate", "limit": "1000/second"},
     ],
     "policies": [
-        {"name": "open", "match": {"route": "/open"}, "by": ["tenant"], "quota": "exports", "on_store_failure": "open"},
+        {"name": "open", "match": {"route": "/open"}, "by": ["tenant"], "quota": "exports", "on_store_failure": "open"}
+        | {"usage_by": ["route_class", "labels.model"]},
         {
             "name": "local",
             "match": {"route": "/local*"},
@@ -131,7 +132,8 @@ async def test_open_admissions_are_booked_once_and_marked_after_the_outage(
     journal = tmp_path / "journal"
     agent = await an_agent(world, its_store, journal)
     asked = await stalled(agent, its_store)
-    answers = await asyncio.gather(*(agent.check(OPEN, cost=2) for _ in range(20)))
+    models = [{"labels": {"model": "large" if n < 5 else "small"}} for n in range(20)]
+    answers = await asyncio.gather(*(agent.check(OPEN | labels, cost=2) for labels in models))
     assert {(answer.status_code, answer.json()["degraded"]) for answer in answers} == {(200, "open")}
     [segment] = journal.iterdir()
     assert sum(entry.units for entry in read(segment.read_bytes()).entries) == 40, "before anybody was answered"
@@ -142,6 +144,8 @@ async def test_open_admissions_are_booked_once_and_marked_after_the_outage(
     await all_is_booked(world, 1 + asked + 40, quota="exports")
     await until(lambda: not list(journal.iterdir()))
     await all_is_booked(world, 40, quota="exports", degraded="open")
+    for model, units in {"large": 10, "small": 30}.items():
+        assert await world.usage(**{"degraded": "open", "labels.model": model, "route_class": "*"}) == units
     assert await agent.check(OPEN)
     await all_is_booked(world, 2 + asked + 40, quota="exports")
     assert (await world.quota())["overage"] == 0
