@@ -114,6 +114,7 @@ def draw(seed: int, steps: int, only: Collection[str] = ()) -> list[Event]:
             *_of_people("what ops do", OF_OPS, seed, steps),
             *_of_people("what finance does", OF_FINANCE, seed, steps),
             *_of_people("what happens to replicas", OF_REPLICAS, seed, steps),
+            *_of_people("what is tried", OF_RATES, seed, steps, RATES_STEPS),
             *_of_modes(seed, steps),
             *_of_surroundings(seed, steps),
         ]
@@ -153,9 +154,17 @@ OF_REPLICAS = {
     "replica_replaced": (0, 0),  # another one listens at its address, and it lives on: it is what is promoted next
     "replica_linked": (0, 0),  # again, or another one in its place
 }
-OTHERS = (
-    OF_OPS | OF_MODES | OF_FINANCE | OF_REPLICAS | {kind: numbers for kind, (_, numbers) in OF_SURROUNDINGS.items()}
-)
+# What is tried against a rate that regions do not share, in every third run. As above.
+OF_RATES = {
+    "tries": (4, 24),  # so many requests at once
+    "tries_refunded": (1, 9),  # so many units
+    "tries_reset": (0, 0),
+}
+RATES_STEPS = 0.2  # of these something happens to it
+OTHERS: dict[str, tuple[int, int]] = {
+    **(OF_OPS | OF_MODES | OF_FINANCE | OF_REPLICAS | OF_RATES),
+    **{kind: numbers for kind, (_, numbers) in OF_SURROUNDINGS.items()},
+}
 
 
 def _numbers(kind: str) -> tuple[int, int]:
@@ -184,11 +193,13 @@ def _of_surroundings(seed: int, steps: int) -> list[Event]:
     return events
 
 
-def _of_people(what: str, all_kinds: dict[str, tuple[int, int]], seed: int, steps: int) -> list[Event]:
+def _of_people(
+    what: str, all_kinds: dict[str, tuple[int, int]], seed: int, steps: int, often: float = 0.05
+) -> list[Event]:
     chance = random.Random(f"{what} {seed}")
     if chance.random() < 2 / 3:
         return []
-    kinds = [chance.choice(list(all_kinds)) if chance.random() < 0.05 else None for _ in range(1, steps)]
+    kinds = [chance.choice(list(all_kinds)) if chance.random() < often else None for _ in range(1, steps)]
     return [
         Event(step, kind, chance.choice(REGIONS), chance.randint(*all_kinds[kind]))
         for step, kind in enumerate(kinds, 1)

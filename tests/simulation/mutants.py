@@ -44,6 +44,7 @@ from protocol.lease import LeaseState
 from protocol.limits.document import Mode
 from protocol.messages import EpochOpened, OpenEpoch, body_hash
 from protocol.outcomes import ExchangeOutcome
+from regional_agent.admission.policies import CompiledPolicy
 from regional_agent.leasing.coordinator_client import CoordinatorUnavailable
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.exchange_loop import ExchangeLoop
@@ -597,6 +598,39 @@ def replicas_are_told_by_their_address(_: World) -> Iterator[Any]:
 
 
 @mutant
+@drawn_from(*OF_REPLICAS, "region_is_deaf", "burst", "later")
+def a_replay_names_no_grant_of_an_ended_epoch(_: World) -> Iterator[Any]:
+    """A batch is replayed with the leases that it reports, and with no other."""
+    yield patch.object(submissions, "with_granted", lambda exchanges, _granted: exchanges)
+
+
+@mutant
+@drawn_from(*OF_REPLICAS, "region_is_deaf", "burst", "later")
+def an_ended_epoch_keeps_what_it_is_granted_late(world: World) -> Iterator[Any]:
+    """A reply to an older epoch raises totals, and what they gained stays there."""
+    yield edit_lua(world, ("settle", "    idle.return_idle(key, quota, KEYS[3], prefix, 0)\n", ""))
+
+
+@mutant
+@drawn_from("tries", "tries_reset")
+def each_agent_does_a_reset(world: World) -> Iterator[Any]:
+    """A store does not remember which resets it has done."""
+    yield edit_lua(world, ("reset_rates", "if number > known then", "if number > 0 then"))
+
+
+@mutant
+@drawn_from("burst", "later")
+def labels_are_those_of_the_policy(_: World) -> Iterator[Any]:
+    """Usage is booked with the label of another request."""
+    real = CompiledPolicy.usage_dimensions
+
+    def usage_dimensions(self: CompiledPolicy, subject: Any, route_class: str) -> str:
+        return real(self, subject | {"labels.model": "small"} if "labels.model" in subject else subject, route_class)
+
+    yield patch.object(CompiledPolicy, "usage_dimensions", usage_dimensions)
+
+
+@mutant
 @drawn_from("store_usurped", "store_fails_over", "store_fails_back", "burst")
 def what_a_copy_said_is_remembered(world: World) -> Iterator[Any]:
     """Returns reported for an epoch that seemed lost stand when it is proved."""
@@ -687,7 +721,7 @@ def held_units_are_given_back(world: World) -> Iterator[Any]:
     """A recall, or the end of the period, returns units of a hold."""
     yield edit_lua(
         world,
-        ("return_units", "- number(f[5]) - keep", "- keep"),
+        ("parts/idle", "- number(f[5]) - keep", "- keep"),
         ("parts/period_change", "- ended.consumed - ended.held)", "- ended.consumed)"),
     )
 

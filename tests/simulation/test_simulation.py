@@ -11,7 +11,7 @@ from tests.simulation.faults import OF_SURROUNDINGS, REGIONS, Event, draw
 from tests.simulation.mutants import CUT_OFF, DRAWN_FROM, MUTANTS
 from tests.simulation.run import run, shrink
 from tests.simulation.simulated.virtual_time import VirtualLoop
-from tests.simulation.world import World
+from tests.simulation.world import TRIES, World
 
 SEEDS = size("LEASEHOLD_SIMULATION_SEEDS", 8, short=2)
 HISTORIES = max(1, SEEDS // 8)  # of each kind that is drawn for a mutant
@@ -92,6 +92,11 @@ PROMOTIONS = {
     "with_everything": [("store_fails_over", 50, 2)],
     "that_lags": [("store_fails_over", 50, 7)],
     "that_was_replaced": [("replica_replaced", 45, 0), ("store_fails_over", 55, 2)],
+    "whose_first_grant_died": [
+        *(("limit", 0, 300), ("demand", 0, 0), ("demand", 25, 30)),
+        *(("region_is_deaf", 20, 30), ("store_fails_over", 45, 2)),
+    ],
+    "whose_last_grant_died": [("limit", 0, 300), ("region_is_deaf", 30, 30), ("store_fails_over", 50, 2)],
     "and_back_again": [("store_fails_over", 45, 2), ("store_fails_back", 70, 0)],
 }
 
@@ -114,10 +119,35 @@ def test_a_promoted_replica_that_confirmed_everything_leaves_nothing_to_people(n
     [
         ("replicas_are_not_waited_for", "that_lags"),
         ("replicas_are_told_by_their_address", "that_was_replaced"),
+        ("a_replay_names_no_grant_of_an_ended_epoch", "whose_first_grant_died"),
+        ("an_ended_epoch_keeps_what_it_is_granted_late", "whose_last_grant_died"),
     ],
 )
 def test_a_replica_that_lacks_something_is_missed_without_its_guard(mutant: str, name: str) -> None:
     assert run(1, 100, promotion(name), MUTANTS[mutant]).violation is not None
+
+
+def rates(number: int) -> list[Event]:
+    """Try one of the rates, with refunds and resets, through two agents of a region, of which one is killed."""
+    region = REGIONS[0]
+    each_step = [Event(step, "tries", region, 6) for step in range(20, 60)]
+    refunds = [Event(step, "tries_refunded", region, 4) for step in range(24, 60, 6)]
+    resets = [Event(step, "tries_reset") for step in range(30, 60, 8)]
+    faults = [Event(40, "kill_agent", region), Event(44, "start_agent", region), Event(50, "partition", region, 5)]
+    return sorted([Event(0, "limit", "", number), *each_step, *refunds, *resets, *faults], key=lambda event: event.step)
+
+
+@pytest.mark.parametrize("number", range(len(TRIES)))
+def test_a_rate_is_kept_through_refunds_resets_and_crashes(number: int) -> None:
+    result = run(number, 60, rates(number))
+    assert result.violation is None
+    assert min(result.reached[what] for what in ("tried", "refunded", "reset", "DenialReason.RATE_EXCEEDED")) > 3
+
+
+def test_a_reset_that_is_done_twice_is_missed() -> None:
+    violation = run(0, 60, rates(0), MUTANTS["each_agent_does_a_reset"]).violation
+    assert violation is not None
+    assert violation.invariant == "a_rate_is_kept"
 
 
 @pytest.mark.extended
@@ -158,6 +188,7 @@ REMOVED = [
     ("a_move_is_done_twice", "a_move_is_of_units_that_came_back"),
     ("what_is_credited_is_beyond_the_limit", "what_is_included_is_the_limit"),
     ("an_overdraft_has_no_end", "never_oversold"),
+    ("labels_are_those_of_the_policy", "labels_are_booked_once"),
 ]
 
 

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import random
 import sys
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -54,6 +54,14 @@ TERMS = LeaseTerms(lease_ms=4_000)
 LANES = 2
 LINES_OF_A_BATCH = 3  # so few that reports are made in pieces
 ROUTES = ("/exports", "/mails", "/both")
+TRIES = (  # of a quota whose regions have their base shares alone
+    {"limit": "6 per 2 seconds, burst 12", "algorithm": "token_bucket"},
+    {"limit": "0.5/second, burst 9", "algorithm": "gcra"},
+    {"limit": "9 per 3 seconds", "algorithm": "sliding_log"},
+    {"limit": "12 per 2 seconds", "algorithm": "fixed_window"},
+    {"limit": "3/week, burst 9", "algorithm": "token_bucket"},
+)
+MODELS = (None, {"model": "small"}, {"model": "large"}, {"model": "large", "team": "red"})
 QUOTA_OF = {"/exports": "exports", "/mails": "mails", "/both": "mails"}  # one of them
 RECALLED_EVERY_S = 30
 CUT_OFF_US = 5_000_000
@@ -66,6 +74,9 @@ CARRIED_OVER = (None, "all", "50%", 30, None)  # of the exports
 ABSURD = 2**53 - 2  # units of one adjustment
 REPORT_WITHIN = ("auto", "1s", "7s", "1h")  # of the exports
 OVERDRAFT = 11  # of the exports, where there is one
+
+
+TRY = Subject(tenant="acme", route="/tries", method="GET")
 
 
 class Modes(NamedTuple):
@@ -95,7 +106,9 @@ ALL_LEASED = Modes()
 USUAL = Calendars()
 
 
-def document(limit: int, modes: Modes = ALL_LEASED, calendars: Calendars = USUAL) -> LimitsDocument:
+def document(
+    limit: int, modes: Modes = ALL_LEASED, calendars: Calendars = USUAL, *, has_labels: bool = False
+) -> LimitsDocument:
     cap: object = {"overdraft": OVERDRAFT} if limit % 2 and modes.exports is Mode.LEASED else "hard"
     carried = None if modes.exports is Mode.REGIONAL else CARRIED_OVER[limit % len(CARRIED_OVER)]
     horizon = "auto" if modes.exports is Mode.CENTRAL else "2s"
@@ -106,6 +119,7 @@ def document(limit: int, modes: Modes = ALL_LEASED, calendars: Calendars = USUAL
         {"name": "mails", "kind": "allowance", "limit": 40 + limit // 2, "period": "day", "cap": {"overage": 15}}
         | {"mode": modes.mails, "time_zone": calendars.mails_zone},
         {"name": "api", "kind": "rate", "limit": "60/second, burst 90"},
+        {"name": "tries", "kind": "rate", "sharing": "regional"} | TRIES[limit % len(TRIES)],
     ]
     policies = [
         {
@@ -114,6 +128,7 @@ def document(limit: int, modes: Modes = ALL_LEASED, calendars: Calendars = USUAL
             "by": ["tenant"],
             "match": {"route": "/exports"},
             "on_store_failure": _on_store_failure(modes.exports, "local"),
+            "usage_by": ["labels.model"] if has_labels else [],
         },
         {
             "name": "mail",
@@ -126,6 +141,7 @@ def document(limit: int, modes: Modes = ALL_LEASED, calendars: Calendars = USUAL
         {"name": "export-too", "quota": "exports", "by": ["tenant"], "match": {"route": "/both"}},
         {"name": "mail-too", "quota": "mails", "by": ["tenant"], "match": {"route": "/both"}},
         {"name": "calls", "quota": "api", "by": ["tenant"], "match": {"route": "/both"}},
+        {"name": "try", "quota": "tries", "by": ["tenant"], "match": {"route": "/tries"}},
     ]
     found = msgspec.convert({"quotas": quotas, "policies": policies}, LimitsDocument)
     assert not faults_of(found)
@@ -139,10 +155,12 @@ class Truth:
     admitted: dict[tuple[int, str, str], int] = field(default_factory=lambda: defaultdict(int))
     enforced: dict[tuple[int, str, str], int] = field(default_factory=lambda: defaultdict(int))
     total: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))  # enforced, by quota and period
+    labelled: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)  # by region, quota, period, labels
     heard: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # what services were told
     executed: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by quota
     checked: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))  # by region and quota
     answered: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))  # of these, to services
+    heard_labelled: Counter[tuple[str, str]] = field(default_factory=Counter)  # told at all, by quota and labels
     heard_without: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # told without the store, by quota
 
 
@@ -205,6 +223,7 @@ class World:
         self.step = 0
         self.limit = 0
         self.modes, self.calendars = ALL_LEASED, USUAL
+        self.has_labels = self.chance("labels").random() < 1 / 3  # exports are booked with a label
         self.until: dict[int, list[Any]] = defaultdict(list)
         self.snapshots: dict[tuple[str, int], Any] = {}
         self._names = 0
@@ -274,8 +293,9 @@ class World:
 
     def _worked(self, admission: Admission) -> None:
         """Note the outcome of a hold, which may come after its lease, its period and its epoch."""
-        _, epoch, quota, period, units, enforced = admission
+        region, epoch, quota, period, units, enforced, labels = admission
         self.truth.admitted[epoch, quota, period] += units
+        self.truth.labelled[region, quota, period, labels] += units
         self.truth.executed[quota] += units
         if enforced:
             self.truth.enforced[epoch, quota, period] += units
@@ -432,6 +452,24 @@ class World:
             tenant = ("/" * 170, "é" * 100, "x" * 600, "a\tb")[number]
             self._serve(agents[0], self._ask(agents[0], ROUTES[0], 1, "enforce", tenant))
 
+    def try_often(self, region: str, times: int) -> None:
+        """Send so many requests to a rate of which each region has its own part, through all agents of the region."""
+        if agents := self._listening(region):
+            for number in range(times):
+                agent = agents[number % len(agents)]
+                self._serve(agent, self._try(agent, Check(subject=TRY, cost=1 + number % 2)))
+
+    def refund(self, region: str, units: int) -> None:
+        if agents := self._listening(region):
+            self._serve(agents[0], self._try(agents[0], Check(subject=TRY, cost=units, mode="refund")))
+
+    async def _try(self, agent: Agent, check: Check) -> None:
+        try:
+            answer = (await agent.real.admission.decide(check)).answer
+        except NoPoliciesYet:
+            return
+        self.coordinators.outcomes["tried" if check.mode == "enforce" else "refunded"] += answer.allowed
+
     def change_limit_late(self, limit: int) -> None:
         """Raise the limit, and lower it after the next exchange has read it but before that has locked anything."""
         self.put_limits(limit + 100, self.modes)
@@ -450,7 +488,7 @@ class World:
     async def _hold(self, agent: Agent, chance: random.Random) -> None:
         route, units = chance.choice(ROUTES), chance.choice([1, 2, 8])
         wanted = Hold(
-            subject=Subject(tenant="acme", route=route, method="GET"),
+            subject=Subject(tenant="acme", route=route, method="GET", labels=MODELS[units % len(MODELS)]),
             units=units,
             costs={"mails": 3} if units == BY_QUOTA else None,
             ttl_ms=chance.choice([300, 1_500, 4_000]),
@@ -488,7 +526,7 @@ class World:
     async def _ask(self, agent: Agent, route: str, cost: int, mode: str, tenant: str = "acme") -> None:
         costs = {"mails": 2 * cost} if cost == COSTS_DIFFER and mode == "enforce" else None
         check = Check(
-            subject=Subject(tenant=tenant, route=route, method="GET"),
+            subject=Subject(tenant=tenant, route=route, method="GET", labels=MODELS[cost % len(MODELS)]),
             cost=cost,
             costs=costs,
             mode="adjust" if mode == "adjust" else "enforce",
@@ -520,8 +558,13 @@ class World:
                 if policy.kind == "allowance":
                     quota, units = subject_key(policy.quota, {"tenant": tenant}), cost_of(check, policy.quota)
                     heard[quota] += units
+                    self._note_labels(check.subject, quota, units)
                     if verdict.answer.degraded is None:
                         self.truth.answered[agent.region, quota] += units
+
+    def _note_labels(self, subject: Subject, quota: str, units: int) -> None:
+        if self.has_labels and subject.route == "/exports" and subject.labels:
+            self.truth.heard_labelled[quota, f"model={subject.labels['model']}"] += units
 
     def _note_denials(self, agent: Agent, asked_s: float, check: Check, answer: CheckAnswer) -> None:
         """Note since when every request in a region is denied by an allowance."""
@@ -600,7 +643,7 @@ class World:
 
     def put_limits(self, limit: int, modes: Modes) -> None:
         self.limit, self.modes = limit, modes
-        self.commit(self.ledger.put_limits(document(limit, modes, self.calendars)))
+        self.commit(self.ledger.put_limits(document(limit, modes, self.calendars, has_labels=self.has_labels)))
 
 
 @contextlib.contextmanager
@@ -792,6 +835,7 @@ def _forget(part: str) -> Any:
             world.lossy_regions.add(event.region)
             world.note_unseen(event.region, (key, machine.store.data[key]), kinds=[":usage:"])  # a lease is missed
             machine.restarts += 1  # its totals are none of those before
+            machine.rates.forget()
             machine.store.delete(key)
 
     return forget
@@ -932,6 +976,9 @@ _HAPPENS: dict[str, Any] = {
     "debited": operators.adjust,
     "written_off": operators.adjust,
     "strange_call": operators.strange_call,
+    "tries": lambda world, event: world.try_often(event.region, event.number),
+    "tries_refunded": lambda world, event: world.refund(event.region, event.number),
+    "tries_reset": operators.reset_tries,
     "region_drains": lambda world, event: world.commit(world.ledger.put_region(event.region, "draining")),
     "region_returns": lambda world, event: world.commit(world.ledger.put_region(event.region, "active")),
     "region_down": lambda world, event: world.commit(world.ledger.put_region(event.region, "down")),

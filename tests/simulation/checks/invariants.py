@@ -260,6 +260,35 @@ def never_booked_twice(world: World, _: Watch) -> Iterator[str]:
             yield f"{units} booked of {about}, {world.truth.admitted.get(about, 0)} admitted"
 
 
+def labels_are_booked_once(world: World, _: Watch) -> Iterator[str]:
+    """Usage has the labels of its requests: of each no more is booked than was admitted, nor told than was admitted."""
+    all_admitted = Counter[tuple[str, str]]()
+    for (region, quota, period, labels), admitted, booked in _by_labels(world):
+        all_admitted[quota, labels] += admitted
+        if booked > admitted:
+            yield f"{quota} in {period} with {labels} in {region}: {admitted} admitted, {booked} booked"
+    for about, units in world.truth.heard_labelled.items():
+        if units > all_admitted[about]:
+            yield f"{about}: {units} told, {all_admitted[about]} admitted"
+
+
+def _by_labels(world: World) -> Iterator[tuple[tuple[str, str, str, str], int, int]]:
+    """Yield region, quota, period and labels of usage that has some, with what was admitted and what is booked."""
+    admitted = Counter({about: units for about, units in world.truth.labelled.items() if about[-1]})
+    for region, disk in world.disks.items():
+        for (quota, period, labels), units in disk.kept_by_labels().items():
+            admitted[region, quota, period, labels] += units if labels else 0
+    booked = world.ledger.rows["labelled"]
+    for about in admitted.keys() | booked.keys():
+        yield about, admitted[about], booked.get(about, 0)
+
+
+def a_rate_is_kept(world: World, _: Watch) -> Iterator[str]:
+    """A store admits no more than its part of a rate allows, and what refunds and resets gave back."""
+    for machine in world.machines.values():
+        yield from machine.rates.beyond
+
+
 def totals_only_grow(world: World, watch: Watch) -> Iterator[str]:
     if world.ledger_lost:
         return
@@ -576,6 +605,8 @@ ALWAYS: tuple[Invariant, ...] = (
     within_its_lease,
     never_booked_twice,
     a_journal_is_booked_once,
+    labels_are_booked_once,
+    a_rate_is_kept,
     what_was_told_without_the_store_is_on_disk,
     totals_only_grow,
     a_store_only_moves_forward,
@@ -637,6 +668,18 @@ def booked_is_admitted(world: World, _: Watch) -> Iterator[str]:
             continue  # people decide what the rest of the evidence counts
         if region not in world.lossy_regions and region not in world.lost_regions and booked != units:
             yield f"{quota} in {period}, epoch {epoch} of {region}: {units} admitted, {booked} booked, {lease}"
+
+
+def labels_are_exact(world: World, _: Watch) -> Iterator[str]:
+    """Usage of each label is booked to the unit, in regions where nothing was lost and nothing waits for people."""
+    if world.ledger_lost or world.days_passed:
+        return
+    excused = world.lossy_regions | world.lost_regions | {region for region, _, _ in world.unseen}
+    excused |= {epoch.region for epoch in world.ledger.epochs.values() if epoch.state is EpochState.RETIRED}
+    for (region, quota, period, labels), admitted, booked in _by_labels(world):
+        is_held = (quota, period) in world.ledger.held_for_people
+        if booked != admitted and region not in excused and not is_held:
+            yield f"{quota} in {period} with {labels} in {region}: {admitted} admitted, {booked} booked"
 
 
 def what_is_missing_is_bounded(world: World, _: Watch) -> Iterator[str]:
@@ -795,6 +838,7 @@ def lanes_go_on(world: World, _: Watch) -> Iterator[str]:
 AT_THE_END: tuple[Invariant, ...] = (
     every_journal_is_booked,
     booked_is_admitted,
+    labels_are_exact,
     what_is_missing_is_bounded,
     both_sides_agree,
     an_ended_period_is_settled,

@@ -4,13 +4,16 @@ It also records the ground truth of journals: what is on disk was admitted, and 
 """
 
 import asyncio
+import json
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
+from protocol.limits.usage_labels import LABELS
 from regional_agent.store_outage.journal import end_of_records
-from regional_agent.store_outage.rules.records import ReadSegment, Record, packed, read
+from regional_agent.store_outage.rules.records import Entry, ReadSegment, Record, packed, read
 
 FLUSH_S = 0.003
 
@@ -26,14 +29,27 @@ class VirtualDisk:
         """Return units by quota and period, of all that was ever durable."""
         units: dict[tuple[str, str], int] = defaultdict(int)
         for content in self.everything.values():
-            for entry in read(content).entries:
+            for entry in _entries_of(content):
                 units[entry.quota, entry.period] += entry.units
+        return units
+
+    def kept_by_labels(self) -> Counter[tuple[str, str, str]]:
+        """Return units by quota, period and labels, of all that was ever durable."""
+        units = Counter[tuple[str, str, str]]()
+        for content in self.everything.values():
+            for entry in _entries_of(content):
+                units[entry.quota, entry.period, json.loads(entry.dimensions).get(LABELS, "")] += entry.units
         return units
 
     def write(self, name: str, data: bytes) -> None:
         whole = self.files[name]
         self.files[name] = whole[: end_of_records(whole)] + data
         self.everything[name] = self.files[name]
+
+
+@lru_cache
+def _entries_of(content: bytes) -> list[Entry]:
+    return list(read(content).entries)
 
 
 class VirtualSegment:

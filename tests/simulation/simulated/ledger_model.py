@@ -82,13 +82,25 @@ from coordinator.rebalancing.rules.division import (
 )
 from coordinator.rebalancing.rules.plan import DividedPool, Plan, Planner, end_of_move, plan_of
 from coordinator.rebalancing.rules.region_settings import Setting, Settings
+from coordinator.resets.rules import plan_reset
 from coordinator.suspense.rules import EpochEnd, ResolutionKind, ResolutionRefusal, propose, resolve, resolve_late
 from coordinator.suspense.rules import ResolutionTerms as Agreed
 from coordinator.usage.rules.reconciliation import reconcile
 from protocol.identifiers import parse_quota_key, wider_keys
 from protocol.lease import LeaseEvent, LeaseState, after
 from protocol.limits.document import LimitsDocument, LimitValue, PolicyBundle
-from protocol.messages import EpochOpened, ExchangeResponse, FrozenBatch, OpenEpoch, RebindEpoch, Receipt, Signal
+from protocol.limits.usage_labels import LABELS
+from protocol.messages import (
+    EpochOpened,
+    ExchangeResponse,
+    FrozenBatch,
+    OpenEpoch,
+    RebindEpoch,
+    Receipt,
+    ResetBatch,
+    ResetKeys,
+    Signal,
+)
 from protocol.outcomes import EpochRefusal
 from protocol.periods import period_at, period_of
 from tests.simulation.simulated.model_queries import open_leases, read_books
@@ -299,11 +311,18 @@ class LedgerModel:
                     self._add("used", each, undo)
                 if COUNTED_AS in (each.dimensions or {}):
                     self._add("overage", each, undo)
+                if each.dst is Account.CONSUMED and LABELS in (each.dimensions or {}):
+                    self._add_labelled(entry, each, undo)
 
     def _add(self, table: str, each: Transfer, undo: dict[Name, Any]) -> None:
         name, rows = Name(table, (each.key, each.charge_period)), self.rows[table]
         undo.setdefault(name, rows.get(name.key))
         rows[name.key] = rows.get(name.key, 0) + each.units
+
+    def _add_labelled(self, entry: Entry, each: Transfer, undo: dict[Name, Any]) -> None:
+        name = Name("labelled", (entry.region, each.key.quota, each.charge_period, (each.dimensions or {})[LABELS]))
+        undo.setdefault(name, self.rows["labelled"].get(name.key))
+        self.rows["labelled"][name.key] = self.rows["labelled"].get(name.key, 0) + each.units
 
     def everything_is_replicated(self) -> None:
         self._undo.clear()
@@ -362,6 +381,19 @@ class LedgerModel:
         return Transaction(writes, [signal])
 
     # --- rebalance ----------------------------------------------------------------------------------------------------
+
+    def add_reset(self, quota: str, subject: Mapping[str, str], now: datetime) -> Transaction:
+        """Add a reset. Its number is the time in milliseconds, or one more than the last."""
+        plan = plan_reset(self.rows["limits"][0], quota, subject)
+        if not plan.keys:
+            return Transaction()  # a document without the quota
+        number = max(round(now.timestamp() * 1000), 1 + max(self.rows["reset"], default=0))
+        reset = ResetKeys(number=number, keys=plan.keys)
+        return Transaction({Name("reset", number): reset}, [Notice(Signal(kind="resets"))])
+
+    def resets(self, since: int) -> ResetBatch:
+        later = [reset for number, reset in sorted(self.rows["reset"].items()) if number > since]
+        return ResetBatch(version=max((reset.number for reset in later), default=since), data=later)
 
     def set(self, key: str, settings: Mapping[str, Setting]) -> Transaction:
         version = self.rows["policy_version"][0] + 1
@@ -748,7 +780,7 @@ class LedgerModel:
                 lane, region, reported_leases(self.rows["regressed"][name].batch), resolution, now, transaction
             )
         for each in empty_reports(lane, region, seq, resolution, now):
-            self._book(transaction, each)
+            self._book(transaction, each, now)
         return None, transaction
 
     def _rebase_leases(
@@ -942,6 +974,7 @@ class LedgerModel:
         quotas |= submissions.regional_quotas(calls, self.catalogue(quotas, now))
         catalogue = self.catalogue(quotas, now)
         matched = submissions.match_wants(submissions.classify(calls, self._lock_lanes(calls)), catalogue, terms, now)
+        matched = submissions.with_granted(matched, self._granted_keys(submissions.replays_in_ended_epochs(matched)))
         while self.between_reads:
             self.between_reads.pop()()
         transaction = Transaction()
@@ -970,6 +1003,17 @@ class LedgerModel:
             if lost := replies.epochs_with_data_loss(own):
                 transaction.lost.append((call.region, lost))
         return responses, transaction
+
+    def _granted_keys(self, batches: Iterable[FrozenBatch]) -> dict[tuple[int, int], list[Key]]:
+        return {
+            (each.epoch, each.lane): [
+                key
+                for (number, key), lease in self.leases.items()
+                if (number, lease.reported_at) == (each.epoch, self.rows["booked_at"][each.epoch, each.lane])
+                and lease.outstanding + lease.suspense
+            ]
+            for each in batches
+        }
 
     def _bounds(self, held: locking.Locked, terms: LeaseTerms, now: datetime) -> locking.Bounds:
         stopped = {name[0] for name in self.regressed()}
@@ -1102,7 +1146,7 @@ class LedgerModel:
         transaction.writes |= {Name("move", move.name): move for move in decided.moves}
         transaction.notices += decided.notices
         transaction.entries += [each for each in decided.entries if isinstance(each, Movement)]
-        return {(each.report.epoch, each.report.lane): self._book(transaction, each) for each in decided.booked}
+        return {(each.report.epoch, each.report.lane): self._book(transaction, each, now) for each in decided.booked}
 
     def _expect_state(self, lease: Lease, decided: Decided) -> None:
         """The state stands in the WHERE."""
@@ -1110,7 +1154,7 @@ class LedgerModel:
         if found is not None and found.state is not decided.states[lease.epoch, lease.key]:
             raise UnexpectedRows("lease")
 
-    def _book(self, transaction: Transaction, each: BookedReport) -> Receipt:
+    def _book(self, transaction: Transaction, each: BookedReport, now: datetime) -> Receipt:
         report = each.report
         if (report.epoch, report.lane, report.seq) in self.rows["receipt"]:
             raise UnexpectedRows("report: its number is its primary key")
@@ -1118,6 +1162,7 @@ class LedgerModel:
         receipt = Receipt(position=self._position, head=each.head.hex())
         transaction.writes[Name("receipt", (report.epoch, report.lane, report.seq))] = receipt
         transaction.writes[Name("lane", (report.epoch, report.lane))] = LaneRow(report.seq, each.body_hash, each.head)
+        transaction.writes[Name("booked_at", (report.epoch, report.lane))] = now
         transaction.entries.append(report)
         transaction.quarantined += [
             (report.epoch, report.lane, report.seq, *bad.key, bad.reason.value) for bad in each.quarantined

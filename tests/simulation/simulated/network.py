@@ -262,6 +262,8 @@ class Coordinators:
             for region, clients in self.subscribers.items():
                 if notice.region in (None, region):
                     for client in clients:
+                        if notice.signal.kind == "resets":
+                            client.poll_resets()
                         client.hear(notice.signal)
 
 
@@ -278,7 +280,7 @@ class VirtualClient:
         self._is_alive = is_alive
         self._loop = asyncio.get_running_loop()
         self._signals: asyncio.Queue[Signal] = asyncio.Queue()
-        self._news = asyncio.Event()
+        self._news, self._reset = asyncio.Event(), asyncio.Event()
         coordinators.subscribers.setdefault(region, []).append(self)
 
     async def close(self) -> None:
@@ -342,11 +344,20 @@ class VirtualClient:
         return None
 
     async def resets(self, since: int | None, read: Callable[[bytes], T]) -> T | None:
-        """No rate is reset here."""
+        """Resets come by a long poll of their own, with the same weather once there is one."""
         if since is None:
             return read(msgspec.json.encode(ResetBatch(version=0, data=[])))
-        await self._loop.create_future()
-        return None
+        while not (batch := self._coordinators.ledger.resets(since)).data:
+            self._reset.clear()
+            await self._reset.wait()
+        await asyncio.sleep(self._weather.delay_s())
+        if not self._coordinators.is_up or not all(self._weather.delivers(out=out) for out in (True, False)):
+            raise CoordinatorUnavailable("no answer")
+        return read(msgspec.json.encode(batch))
+
+    def poll_resets(self) -> None:
+        """Let the poll find what was added."""
+        self._reset.set()
 
     async def signals(self) -> AsyncIterator[Signal]:
         while True:

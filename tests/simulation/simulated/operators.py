@@ -229,6 +229,12 @@ def divide(world: "World", event: Event) -> None:
     world.until[event.step + CHANGED_FOR].append(lambda: world.commit(world.ledger.set("exports:", unset)))
 
 
+def reset_tries(world: "World", _: Event) -> None:
+    """Let every region forget what a rate has counted of a tenant."""
+    world.commit(world.ledger.add_reset("tries", {"tenant": "acme"}, world.clock.now()))
+    world.coordinators.outcomes["reset"] += 1
+
+
 # --- documents --------------------------------------------------------------------------------------------------------
 
 

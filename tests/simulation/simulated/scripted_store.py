@@ -8,11 +8,13 @@ Text is latin-1: one character for each byte.
 
 import copy
 import heapq
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
+from protocol.limits.usage_labels import LABELS
 from regional_agent.admission.rules.modes import LOOKS, SETS_ASIDE
 from regional_agent.store.check_calls import decode_decisions
 from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
@@ -44,6 +46,21 @@ class Charged(NamedTuple):
     algorithm: str
     key: str
     cost: int
+    arguments: Sequence[str]  # of its algorithm
+
+    @property
+    def labels(self) -> str:
+        """Return the labels of an allowance's usage line."""
+        return _labels_in(self.arguments[2])
+
+
+class Work(NamedTuple):
+    """A part of a hold, which ended."""
+
+    lease: str
+    period: str
+    part: str
+    labels: str
 
 
 @dataclass
@@ -77,8 +94,10 @@ class ScriptedStore:
         self.forgets_at_us: dict[str, int] = {}
         self.library = shipped_library()
         self.loaded: set[str] = set()  # names of libraries
-        self.note: Callable[[str, str, int, bool], None] = lambda lease, period, units, is_enforced: None
-        self.note_work: Callable[[str, str, str, int, int], None] = lambda lease, period, part, units, covered: None
+        self.note: Callable[[str, str, int, bool, str], None] = lambda lease, period, units, is_enforced, labels: None
+        self.note_work: Callable[[Work, int, int], None] = lambda work, units, covered: None
+        self.note_rate: Callable[[Charged, int], None] = lambda charged, mono_us: None
+        self.note_resets: Callable[[Sequence[tuple[int, str]]], None] = lambda resets: None
         self.note_denial: Callable[[str], None] = lambda reason: None
         self.note_overdrawn: Callable[[str, str, int], None] = lambda lease, period, units: None
 
@@ -123,6 +142,8 @@ class ScriptedStore:
         reply = interpreter().call(self.library.source, self.library.functions[name], self._command, keys, argv)
         if name == "check" and isinstance(reply, bytes):
             self._note_decisions(reply, keys, argv)
+        elif name == "reset_rates" and reply[0] == b"reset":
+            self.note_resets([(int(number), key) for number, key in zip(argv[1:], keys[1::2], strict=True)])
         elif name == "settle" and reply[0] == b"settled" and self.hash(keys[0]).get("epoch") == argv[1]:
             self.heard_at_us = self.now_us
         return reply
@@ -154,22 +175,24 @@ class ScriptedStore:
                 self.note_denial(REASONS[policy.code])
             elif is_taken and charged.algorithm == "allowance":
                 period = self.hash(charged.key)["period"]
-                self.note(charged.key, period, charged.cost, request.mode != "adjust")
+                self.note(charged.key, period, charged.cost, request.mode != "adjust", charged.labels)
+            elif is_taken and ":rate:" in charged.key:
+                self.note_rate(charged, int(self.hash("lh:fence")["mono"]))
 
     def _note_hold(self, key: str, part: str, was: str | None, now: str) -> None:
         """Note what a part of a hold came to when it ended, and how much of that had been set aside."""
-        state, units, committed, *_, period, _dimensions = now.split(" ", 7)
+        state, units, committed, *_, period, dimensions = now.split(" ", 7)
         before = was.split(" ", 1)[0] if was else ""
         if state in (before, "open"):
             return
         set_aside, used = int(units), int(committed)
-        lease = key.replace(":holds:", ":lease:", 1)
+        work = Work(key.replace(":holds:", ":lease:", 1), period, part, _labels_in(dimensions))
         if state == "charged":
-            self.note_work(lease, period, part, set_aside, set_aside)
+            self.note_work(work, set_aside, set_aside)
         elif before == "charged":
-            self.note_work(lease, period, part, max(used, set_aside), set_aside)
+            self.note_work(work, max(used, set_aside), set_aside)
         else:
-            self.note_work(lease, period, part, used, min(used, set_aside) if before == "open" else 0)
+            self.note_work(work, used, min(used, set_aside) if before == "open" else 0)
 
     # --- keys and their times -----------------------------------------------------------------------------------------
 
@@ -448,6 +471,11 @@ _COMMANDS |= {
 }
 
 
+def _labels_in(dimensions: str) -> str:
+    labels: str = json.loads(dimensions).get(LABELS, "") if LABELS in dimensions else ""
+    return labels
+
+
 def _text(argument: Argument) -> str:
     if type(argument) is bytes:
         return argument.decode("latin-1")
@@ -505,8 +533,9 @@ def _runs_of(keys: Sequence[str], argv: Sequence[str]) -> Iterator[RequestRun]:
         charges: list[Any] = []
         for _ in range(int(count)):
             name = argv[at].removeprefix(SHADOW)
-            charges.append(Charged(name, keys[key], int(argv[at + 1])))
-            key, at = key + _algorithm(name).keys, at + 2 + _algorithm(name).arguments
+            end = at + 2 + _algorithm(name).arguments
+            charges.append(Charged(name, keys[key], int(argv[at + 1]), argv[at + 2 : end]))
+            key, at = key + _algorithm(name).keys, end
         held: Any = True if is_hold else None
         yield RequestRun(StoreRequest(mode, charges, None, held), int(times), lambda _: None)
 

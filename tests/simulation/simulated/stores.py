@@ -24,7 +24,8 @@ from regional_agent.store.connection import (
 )
 from regional_agent.store.durability import READS_LINKS
 from regional_agent.store.opening import Server
-from tests.simulation.simulated.scripted_store import Replica, ScriptedStore
+from tests.simulation.checks.rates import RateBounds
+from tests.simulation.simulated.scripted_store import Replica, ScriptedStore, Work
 from tests.simulation.simulated.virtual_time import VirtualClock
 
 
@@ -37,6 +38,7 @@ class Admission(NamedTuple):
     period: str
     units: int
     enforced: bool  # False for an adjustment, which is not limited
+    labels: str  # of its usage line
 
 
 class Left(NamedTuple):
@@ -72,7 +74,8 @@ class Machine:
     jumped_back: bool = False
     left: Left | None = None
     note_work: Callable[[Admission], None] = lambda _: None
-    works: dict[tuple[str, str, str], int] = field(default_factory=dict)  # of ended holds, by lease, period and part
+    works: dict[Work, int] = field(default_factory=dict)  # of ended holds
+    rates: RateBounds = field(default_factory=RateBounds)
     denials: Counter[str] = field(default_factory=Counter)
     stale: Replica | None = None  # a replica at whose address another one listens by now
     # What would undo the notes of what was admitted since the replica hangs, in an epoch whose replies it confirms; and
@@ -83,6 +86,7 @@ class Machine:
         self.store = ScriptedStore(f"{self.region}-1", f"{self.region}-replid-1")
         self.store.note, self.store.note_denial = self._admitted, self._denied
         self.store.note_work = self._worked
+        self.store.note_rate, self.store.note_resets = self.rates.take, self.rates.reset
         self.tick()
 
     def tick(self) -> None:
@@ -129,6 +133,7 @@ class Machine:
         self.restarts += 1
         self.store.replica = self.stale = None
         self.store.restore((data, forgets_at_us))
+        self.rates.forget()
         self.store.restart(replica.run_id, f"{self.region}-replid-{self.lives}")
         self.store.former_replid, self.store.shared_offset, self.store.offset = former, offset, offset
         self.link_replica()
@@ -144,45 +149,46 @@ class Machine:
         self.tick()
         return self.store.execute(*arguments)
 
-    def _admitted(self, lease: str, period: str, units: int, is_enforced: bool) -> None:
+    def _admitted(self, lease: str, period: str, units: int, is_enforced: bool, labels: str) -> None:
         """Note an admission as the script makes it."""
-        admission = self._admission(lease, period, units, is_enforced)
+        admission = self._admission(lease, period, units, is_enforced, labels)
         self.note(admission)
         if self._is_unconfirmed():
-            self.unconfirmed.append(
-                (partial(self.note, admission._replace(units=-units)), partial(self.note_work, admission))
-            )
+            self.unconfirmed.append((partial(self.note, admission._replace(units=-units)), self._again(admission)))
 
-    def _worked(self, lease: str, period: str, part: str, units: int, covered: int) -> None:
+    def _worked(self, work: Work, units: int, covered: int) -> None:
         """Note the outcome of a hold: committed, charged or released. Its reserved units are free by then.
 
         A store that forgot the hold may end it again: it is the same work, and nothing covers what exceeds it.
         """
-        before = self.works.get((lease, period, part))
+        before = self.works.get(work)
         covered = covered if before is None else 0
         more = max(0, units - (before or 0))
-        self.works[lease, period, part] = (before or 0) + more
+        self.works[work] = (before or 0) + more
         if self._is_unconfirmed():
-            work = lease, period, part
             set_work = partial(self.works.__setitem__, work, self.works[work])
             self.unconfirmed.append((lambda: self._forget_work(work, before), set_work))
         for units_more, is_covered in ((covered, True), (more - covered, False)):
             if units_more:
-                admission = self._admission(lease, period, units_more, is_covered)
+                admission = self._admission(work.lease, work.period, units_more, is_covered, work.labels)
                 self.note_work(admission)
                 if self._is_unconfirmed():
                     undo = partial(self.note_work, admission._replace(units=-units_more))
-                    self.unconfirmed.append((undo, partial(self.note_work, admission)))
+                    self.unconfirmed.append((undo, self._again(admission)))
 
-    def _forget_work(self, work: tuple[str, str, str], before: int | None) -> None:
+    def _again(self, admission: Admission) -> Callable[[], None]:
+        """Return a note of what the former machine may report when it comes back. No service was told of it."""
+        return partial(self.note_work, admission._replace(enforced=False))
+
+    def _forget_work(self, work: Work, before: int | None) -> None:
         if before is None:
             del self.works[work]
         else:
             self.works[work] = before
 
-    def _admission(self, lease: str, period: str, units: int, is_enforced: bool) -> Admission:
+    def _admission(self, lease: str, period: str, units: int, is_enforced: bool, labels: str) -> Admission:
         _, _, _, epoch, quota = lease.split(":", 4)
-        return Admission(self.region, int(epoch), quota, period, units, is_enforced)
+        return Admission(self.region, int(epoch), quota, period, units, is_enforced, labels)
 
     def _denied(self, reason: str) -> None:
         self.denials[f"DenialReason.{DenialReason(reason).name}"] += 1
@@ -201,6 +207,7 @@ class Machine:
             self.store.replica.frozen = None
         if snapshot is not None:
             self.store.restore(snapshot)
+            self.rates.forget()
         if is_another_incarnation:
             self.lives += 1
             self.store.restart(f"{self.region}-{self.lives}", f"{self.region}-replid-{self.lives}")
