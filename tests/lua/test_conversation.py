@@ -351,7 +351,7 @@ async def test_a_grant_to_an_ended_period_of_an_older_epoch_is_returned(
 async def test_a_lost_lease_of_an_older_epoch_returns_nothing(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    """What was spent of it is not known: the ledger shows that something was, or there is usage of it."""
+    """Units of it may have been spent: the ledger shows that some were, or the store has usage of it."""
     lane, lease = lane_of(QUOTA, incarnation.lanes), keys.lease(lane_of(QUOTA, 4), 7, QUOTA)
     await install(scripts, incarnation, lease_reply(granted=100), seq=0)
     await freeze(scripts, incarnation)
