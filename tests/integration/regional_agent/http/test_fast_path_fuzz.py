@@ -23,7 +23,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
-REQUESTS = size("LEASEHOLD_FUZZ_REQUESTS", 300, short=100)
+REQUESTS = size("LEASEHOLD_FUZZ_REQUESTS", 300)
 AT_ONCE = 30
 QUIET_S = (0.3, 2.0, 8.0)  # the silence that counts as an end; a busy machine gets another chance
 
