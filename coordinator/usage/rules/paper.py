@@ -177,14 +177,19 @@ def _address(party: Party) -> str:
 
 
 def _lines(lines: Sequence[PaperLine]) -> str:
+    """Return the table of billed lines, with a total of each quota: units of several quotas are not added up."""
+    quotas = [(quota, list(its)) for quota, its in groupby(lines, key=lambda line: line.quota)]
     rows = []
-    for quota, its in groupby(lines, key=lambda line: line.quota):
-        of_quota = list(its)
-        rows += [_row(("", line.text), line.units) for line in of_quota[1:]]
-        rows.insert(len(rows) - len(of_quota) + 1, _row((_readable(quota), of_quota[0].text), of_quota[0].units))
-        if len(of_quota) > 1:
-            rows.append(_row(("", f"Total of {_readable(quota)}"), sum(line.units for line in of_quota), "subtotal"))
-    rows.append(_row(("Total", ""), sum(line.units for line in lines), "total"))
+    for quota, (first, *others) in quotas:
+        rows += [
+            _row((_readable(quota), first.text), first.units),
+            *(_row(("", each.text), each.units) for each in others),
+        ]
+        if others and len(quotas) > 1:
+            total = sum(line.units for line in [first, *others])
+            rows.append(_row(("", f"Total of {_readable(quota)}"), total, "subtotal"))
+    if len(quotas) <= 1:
+        rows.append(_row(("Total", ""), sum(line.units for line in lines), "total"))
     return _table(("Service", "Description"), "Units", rows)
 
 
