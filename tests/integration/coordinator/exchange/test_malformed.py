@@ -70,7 +70,7 @@ MALFORMED: list[tuple[dict[str, Any], list[Any], str, str]] = [
     ({}, [lease(consumed=2**53 - 1, returned=1)], "frozen.leases[0].returned", "sum"),
     ({}, [lease(consumed=1.5, units=1)], "frozen.leases[0].consumed", "type"),
     ({}, [lease(consumed=1, units=-1)], "frozen.leases[0].lines[0].units", "minimum"),
-    ({}, [with_dimensions({"n" * 65: "v"})], "frozen.leases[0].lines[0].dimensions", "max_length"),
+    ({}, [with_dimensions({"n" * 65: "v"})], "frozen.leases[0].lines[0].dimensions." + "n" * 65, "max_length"),
     ({}, [with_dimensions(SEVEN_LONGEST)], "frozen.leases[0].lines[0].dimensions", "max_length"),
     ({}, [lease("exports")], "frozen.leases[0].quota", "quota_key"),
     ({}, [lease("exports:tenant=" + "a" * 512)], "frozen.leases[0].quota", "max_length"),

@@ -90,7 +90,7 @@ async def test_all_statements_are_exported_as_rows_that_say_what_they_belong_to(
         "GmbH",
         "lago=007",
         "10",
-        "False",
+        "no",
         str((await listed(finance))["as_of"]),
     ]
     for name in ("all.csv", "all.ndjson", "all.xlsx"):
