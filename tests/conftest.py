@@ -67,9 +67,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Give `-n auto` half as many workers again as there are processors: tests of processes mostly wait."""
+    """Give `-n auto` more workers than there are processors, because tests of processes mostly wait.
+
+    The costliest tests do not, so a full run has half as many again, and a short one twice as many.
+    """
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return processors + processors // 2
+    return processors + processors // 2 if budget.is_full() else 2 * processors
 
 
 @pytest.fixture(scope="session")

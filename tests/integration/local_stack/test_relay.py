@@ -67,9 +67,11 @@ async def _connect(port: int) -> Ends:
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
+    """Send back what comes, until the client has left, which may reset the connection."""
+    with suppress(ConnectionError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
     writer.close()
 
 
