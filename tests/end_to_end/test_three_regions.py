@@ -83,7 +83,7 @@ def typed(commands: str, directory: Path) -> str:
     programs = [Path(sys.executable).parent, part("redis") / "bin", part("prometheus") / "bin"]
     part("postgresql")
     path = ":".join([*map(str, programs), os.environ["PATH"]])
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("LEASEHOLD_", "COLUMNS"))}
     work, log = directory / "work", directory / "log"
     work.mkdir(mode=0o755)
     with log.open("w") as output:
