@@ -32,7 +32,7 @@ EXAMPLE = ROOT / "examples" / "envoy" / "envoy.yaml"
 QUOTA_EXAMPLE = ROOT / "examples" / "envoy" / "quota.yaml"
 WARM_UP_S, PATIENCE_S = 0.2, 30.0
 DOMAIN, WITH_HEADERS, BY_PROXY = "peers", "headers", "by-proxy"
-UNUSED_PORT = 1  # of tcpmux, which nobody serves
+UNUSED_PORT = 1  # of tcpmux, which no program serves today
 METHOD = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 UPSTREAM, NO_LIMIT, RLQS_ALONE, OURS_BY_RLQS, OURS, OURS_WITH_HEADERS, THEIRS = (
     "upstream",

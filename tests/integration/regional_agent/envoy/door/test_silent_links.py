@@ -77,7 +77,7 @@ async def test_what_a_silent_link_has_swallowed_never_arrives(wan: NamespaceWan)
         number = client.open(path=DELIVER)
         client.send(number, b"first")
         assert await read_message(client) == b"first"
-        wan.shape(PROXY, back=CUT)  # the client is heard, and hears nothing
+        wan.shape(PROXY, back=CUT)  # packets of the client arrive, and none reach it
         client.send(number, b"second")
         await until(lambda: door.service.lost and not door.door.clients())
         wan.shape(PROXY)
